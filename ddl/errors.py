@@ -1,0 +1,111 @@
+"""Every error that `ddl` raises on purpose, by whose fault it is.
+
+    DdlError
+    ├── ConfigError            a setting, flag or environment variable that cannot work
+    ├── AddressError           a run, Redis or store address that cannot be read
+    ├── TaskError              the user's task file is missing, raises, or builds something unusable
+    ├── ProtocolError          a record or payload that this version cannot read
+    ├── RefusedError           this process is not let in: other lineage or model, id alive, fenced, kicked
+    ├── LeaseLostError         another coordinator holds the run now
+    ├── IntegrityError         stored bytes differ from what a record says of them
+    ├── StoreError             the object store said no
+    │   ├── ObjectNotFoundError
+    │   ├── StoreDeniedError   credentials or rights
+    │   ├── StoreFullError     no space left, or a quota
+    │   └── StoreUnavailableError   (retryable)
+    └── RegistryError          Redis said no
+        ├── RegistryFullError  out of memory: writes are refused (retryable)
+        └── RegistryUnavailableError  (retryable)
+
+A message names the thing, the value and what it means; `hint` says what to do. Expected outcomes
+(a lost create-once race, a late contribution) are return values, never errors.
+"""
+
+from __future__ import annotations
+
+
+class DdlError(Exception):
+    """Base of all errors raised on purpose.
+
+    Attributes:
+        hint: what the user can do about it, one sentence; empty if there is nothing to do.
+        retryable: whether the very same call may succeed later.
+    """
+
+    retryable = False
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.hint = hint
+
+    def __str__(self) -> str:
+        message = super().__str__()
+        return f"{message}. {self.hint}" if self.hint else message
+
+
+class ConfigError(DdlError):
+    """A setting, flag or environment variable that cannot work."""
+
+
+class AddressError(ConfigError):
+    """An address of a run, a Redis or a store that cannot be read."""
+
+
+class TaskError(DdlError):
+    """The user's task is missing, raises, or builds something that cannot be trained."""
+
+
+class ProtocolError(DdlError):
+    """A record or payload that this version of `ddl` cannot read."""
+
+
+class RefusedError(DdlError):
+    """This process is not let in (other lineage, other model, id alive, fenced or kicked)."""
+
+
+class LeaseLostError(DdlError):
+    """Another coordinator holds the run; this one must write nothing more."""
+
+
+class IntegrityError(DdlError):
+    """Stored bytes are not what a record says of them."""
+
+
+class StoreError(DdlError):
+    """The object store refused or failed a request."""
+
+
+class ObjectNotFoundError(StoreError):
+    """There is no object under this key."""
+
+
+class StoreDeniedError(StoreError):
+    """The store answers but does not let us: credentials, rights, or a missing bucket."""
+
+
+class StoreFullError(StoreError):
+    """The store has no room left."""
+
+    retryable = True
+
+
+class StoreUnavailableError(StoreError):
+    """The store cannot be reached, or keeps asking us to slow down."""
+
+    retryable = True
+
+
+class RegistryError(DdlError):
+    """Redis refused or failed a request."""
+
+
+class RegistryFullError(RegistryError):
+    """Redis is out of memory and refuses writes."""
+
+    retryable = True
+
+
+class RegistryUnavailableError(RegistryError):
+    """Redis cannot be reached, is loading, or is a read-only replica."""
+
+    retryable = True

@@ -1,0 +1,30 @@
+"""What runs and learners may be called: safe in object keys, Redis keys and URLs alike."""
+
+from __future__ import annotations
+
+import re
+
+from ddl.errors import ConfigError
+
+_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,47}")
+_LEARNER = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+
+
+def check_run_name(name: str) -> str:
+    """Return `name` if it can name a run. Raises: ConfigError."""
+    if not _NAME.fullmatch(name):
+        raise ConfigError(
+            f"run name {name!r} is not usable",
+            hint="Use 1 to 48 of a-z, 0-9 and '-', starting with a letter or digit",
+        )
+    return name
+
+
+def check_learner_id(learner: str) -> str:
+    """Return `learner` if it can name a learner. Raises: ConfigError."""
+    if not _LEARNER.fullmatch(learner):
+        raise ConfigError(
+            f"learner id {learner!r} is not usable",
+            hint="Use 1 to 64 of A-Z, a-z, 0-9, '.', '_' and '-', starting with a letter or digit",
+        )
+    return learner

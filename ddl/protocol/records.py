@@ -1,0 +1,557 @@
+"""Everything that crosses a process border, as frozen records.
+
+Three families: the **log** (`RunRecord`, `LogRecord`, `Receipt`: the truth, in the object store),
+the **control plane** (`LearnerRecord`, `Handin`, `Head`, `Round`: in Redis, rebuildable), and the
+**view** (`RunSnapshot`: what every display draws). Instants (`_at`) are seconds of Redis server time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Any, Literal, NamedTuple
+
+import msgspec
+
+from ddl.config import Scalar, Settings
+from ddl.protocol.wire import SCHEMA, canonical, digest
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=False):
+    """Base of all records."""
+
+
+# ---- the model's layout ---------------------------------------------------------------------
+
+Rule = Literal["rda", "mean", "heaviest", "max", "local"]
+"""How a tensor of several contributions becomes one; `local` is neither merged nor adopted."""
+
+TensorKind = Literal["parameter", "buffer"]
+
+
+class TensorSpec(Record, frozen=True, kw_only=True):
+    """One tensor of the model under its canonical name.
+
+    `aliases` are the other names of the same storage (tied weights). `dtype` is a torch name
+    without the prefix, such as "float32". A `local` tensor has fragment -1.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    kind: TensorKind
+    rule: Rule
+    fragment: int
+    aliases: tuple[str, ...] = ()
+
+    @property
+    def numel(self) -> int:
+        count = 1
+        for side in self.shape:
+            count *= side
+        return count
+
+
+class Layout(msgspec.Struct, frozen=True, kw_only=True, dict=True):
+    """How the model is cut into fragments; fixed at genesis."""
+
+    num_fragments: int
+    tensors: tuple[TensorSpec, ...]
+
+    @cached_property
+    def by_fragment(self) -> tuple[tuple[TensorSpec, ...], ...]:
+        """Tensors of each fragment, in the layout's order."""
+        rows: list[list[TensorSpec]] = [[] for _ in range(self.num_fragments)]
+        for spec in self.tensors:
+            if spec.fragment >= 0:
+                rows[spec.fragment].append(spec)
+        return tuple(tuple(row) for row in rows)
+
+    @cached_property
+    def shares(self) -> tuple[float, ...]:
+        """Share of each fragment in the trained parameters; they sum to 1."""
+        sizes = [
+            sum(t.numel for t in row if t.kind == "parameter") for row in self.by_fragment
+        ]
+        total = sum(sizes)
+        return tuple(size / total for size in sizes)
+
+    @cached_property
+    def num_parameters(self) -> int:
+        """Trained parameters, tied ones counted once."""
+        return sum(t.numel for row in self.by_fragment for t in row if t.kind == "parameter")
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Digest of names, shapes, dtypes, rules and fragments: equal for equal models."""
+        return digest(canonical(self))
+
+
+# ---- the log --------------------------------------------------------------------------------
+
+
+class ObjectRef(Record, frozen=True, kw_only=True):
+    """An immutable object in the store."""
+
+    key: str
+    bytes: int
+    sha256: str
+
+
+class RunRecord(Record, frozen=True, kw_only=True):
+    """`run.json`, record 0 of the log: all that is fixed at genesis.
+
+    `fragments[p]` is version 0 of fragment p. `frozen` holds the parameters that are not trained.
+    """
+
+    schema: int = SCHEMA
+    ddl_version: str
+    name: str
+    lineage: str
+    created_at: float
+    settings: Settings
+    layout: Layout
+    task_digest: str
+    fragments: tuple[ObjectRef, ...]
+    frozen: ObjectRef | None = None
+
+
+Fate = Literal["merged", "refused", "expired", "lost", "rolled_back"]
+FATES: tuple[Fate, ...] = ("merged", "refused", "expired", "lost", "rolled_back")
+
+
+class HandinId(NamedTuple):
+    """Names one contribution for ever. `seq` counts from 1 per learner, incarnation and fragment."""
+
+    learner: str
+    incarnation: int
+    fragment: int
+    seq: int
+
+    def __str__(self) -> str:
+        return f"{self.learner}/{self.incarnation}/f{self.fragment}/{self.seq}"
+
+
+class Receipt(Record, frozen=True, kw_only=True):
+    """The fate of one contribution. It counts only once it stands in the log.
+
+    `norm` is the L2 norm of the decoded movement; `weight` is what it was merged with.
+    """
+
+    learner: str
+    incarnation: int
+    fragment: int
+    seq: int
+    fate: Fate
+    reason: str = ""
+    weight: float = 0.0
+    norm: float | None = None
+    staleness: int = 0
+    steps: int
+    tokens: int
+
+    @property
+    def id(self) -> HandinId:
+        return HandinId(self.learner, self.incarnation, self.fragment, self.seq)
+
+
+class FragmentStep(Record, frozen=True, kw_only=True):
+    """One fragment's move to a new version. `outer` None means momentum zero, master = published."""
+
+    fragment: int
+    version_before: int
+    version_after: int
+    published: ObjectRef
+    outer: ObjectRef | None = None
+    step: ObjectRef | None = None
+
+
+class Waits(Record, frozen=True, kw_only=True):
+    """Where a round's time went, in seconds."""
+
+    quorum_s: float = 0.0
+    grace_s: float = 0.0
+    fetch_s: float = 0.0
+    merge_s: float = 0.0
+    publish_s: float = 0.0
+
+
+class Health(Record, frozen=True, kw_only=True):
+    """Signs of a good or bad outer step. None: not known for this step.
+
+    `cos_peers`: mean cosine between contributions and their merge. `cos_prev`: cosine between this
+    step and the last one of the fragment. `step_norm`: L2 norm of the step. `loss_mean`: mean of the
+    learners' training losses, weighted like their contributions.
+    """
+
+    cos_peers: float | None = None
+    cos_prev: float | None = None
+    step_norm: float | None = None
+    loss_mean: float | None = None
+
+
+class Amount(Record, frozen=True, kw_only=True):
+    """Work, counted in applied steps and in tokens."""
+
+    steps: int = 0
+    tokens: int = 0
+
+    def __add__(self, other: Amount) -> Amount:
+        return Amount(steps=self.steps + other.steps, tokens=self.tokens + other.tokens)
+
+    def __sub__(self, other: Amount) -> Amount:
+        return Amount(steps=self.steps - other.steps, tokens=self.tokens - other.tokens)
+
+
+class LedgerRow(Record, frozen=True, kw_only=True):
+    """What became of the work handed in for one fragment, summed over the run."""
+
+    merged: Amount = Amount()
+    refused: Amount = Amount()
+    expired: Amount = Amount()
+    lost: Amount = Amount()
+    rolled_back: Amount = Amount()
+
+    def add(self, fate: Fate, amount: Amount) -> LedgerRow:
+        return msgspec.structs.replace(self, **{fate: getattr(self, fate) + amount})
+
+    @property
+    def settled(self) -> Amount:
+        return self.merged + self.refused + self.expired + self.lost + self.rolled_back
+
+
+RecordKind = Literal["step", "receipts", "rollback", "settings", "stop"]
+
+
+class LogRecord(Record, frozen=True, kw_only=True):
+    """`commits/{seq}`: one entry of the log. What a kind does not use stays empty.
+
+    `prev_digest` is the SHA-256 of the record before (of run.json for seq 1): the log is a chain.
+    `carried` names contributions that this round left for the next. `ledger` and `progress` are the
+    state **after** this record. `launch` is the launch number of the round that a `step` closed.
+    """
+
+    schema: int = SCHEMA
+    ddl_version: str
+    kind: RecordKind
+    lineage: str
+    seq: int
+    global_version: int
+    line: int
+    epoch: int
+    holder: str
+    prev_digest: str
+    written_at: float
+    launch: int = 0
+    fragments: tuple[FragmentStep, ...] = ()
+    receipts: tuple[Receipt, ...] = ()
+    carried: tuple[str, ...] = ()
+    units: tuple[str, ...] = ()
+    waits: Waits = Waits()
+    health: Health = Health()
+    ledger: tuple[LedgerRow, ...] = ()
+    progress: float = 0.0
+    kernel: str = ""
+    changes: dict[str, Scalar] = {}
+    who: str = ""
+    why: str = ""
+
+
+# ---- the control plane ----------------------------------------------------------------------
+
+
+class RunEntry(Record, frozen=True, kw_only=True):
+    """Redis `run`: what a learner needs to join by one address. Holds no credentials."""
+
+    schema: int = SCHEMA
+    run: RunRecord
+    store_url: str
+    boot: str
+    settings: Settings
+    """The settings in force now; `run.settings` are those of genesis."""
+
+
+class Lease(Record, frozen=True, kw_only=True):
+    """The right to coordinate."""
+
+    holder: str
+    epoch: int
+    host: str = ""
+    pid: int = 0
+    taken_at: float = 0.0
+
+
+class Head(Record, frozen=True, kw_only=True):
+    """The newest log record in short; `digest` is that record's digest."""
+
+    seq: int
+    global_version: int
+    line: int
+    epoch: int
+    digest: str
+    progress: float
+    lineage: str
+    state: Literal["running", "held", "paused", "stopped"] = "running"
+    ledger: tuple[LedgerRow, ...] = ()
+    health: Health = Health()
+    committed_at: float = 0.0
+    shares: dict[str, float] = {}
+    """Each learner's share of the tokens merged lately; they sum to 1."""
+
+
+class FragmentState(Record, frozen=True, kw_only=True):
+    """The newest version of one fragment and where it lies."""
+
+    fragment: int
+    version: int
+    line: int
+    published: ObjectRef
+    step: ObjectRef | None = None
+
+
+class Round(Record, frozen=True, kw_only=True):
+    """An open attempt to make the next version of one fragment. Its opening is the pull."""
+
+    fragment: int
+    version_before: int
+    launch: int
+    line: int
+    opened_at: float
+    deadline_at: float
+    quorum: int = 1
+    grace_until: float | None = None
+    arrived: tuple[str, ...] = ()
+    awaited: tuple[str, ...] = ()
+    late: tuple[str, ...] = ()
+    reason: str = ""
+
+
+class Handin(Record, frozen=True, kw_only=True):
+    """A learner's announcement of one contribution.
+
+    `oldest_base` is the oldest version of the fragment that a step in it was taken on.
+    `held[p]` is the version of fragment p that the learner had adopted at the snapshot, and
+    `held_digest` covers the hashes it computed itself over those bytes (`held_digest()` below).
+    `total` counts all work this incarnation ever handed in for the fragment, this included.
+    """
+
+    schema: int = SCHEMA
+    learner: str
+    incarnation: int
+    fragment: int
+    seq: int
+    lineage: str
+    line: int
+    launch: int
+    oldest_base: int
+    held: tuple[int, ...]
+    held_digest: str
+    steps: int
+    tokens: int
+    total: Amount
+    codec: str
+    payload: ObjectRef
+    loss: float | None = None
+    step_s: float | None = None
+
+    @property
+    def id(self) -> HandinId:
+        return HandinId(self.learner, self.incarnation, self.fragment, self.seq)
+
+
+def held_digest(hashes: Mapping[int, str]) -> str:
+    """Digest over the SHA-256 of every fragment's adopted bytes, by fragment number."""
+    return digest(",".join(hashes[p] for p in sorted(hashes)).encode())
+
+
+class Upload(Record, frozen=True, kw_only=True):
+    """An upload under way."""
+
+    bytes: int
+    done_bytes: int
+    bytes_per_s: float
+
+
+LearnerState = Literal[
+    "joining", "training", "stalled", "suspect", "gone", "draining", "paused", "aside", "left"
+]
+
+
+class LearnerRecord(Record, frozen=True, kw_only=True):
+    """What a learner says of itself with each beat.
+
+    `step` and `tokens` are cumulative for this incarnation, of applied steps only. `step_s` is the
+    time of an applied step, None until known. `held[p]` is the version of fragment p it has adopted,
+    -1 before the first. `stall_s` is training-thread time spent inside ddl, `busy_s` outside of it.
+    `trained == handed_in + discarded + in_u` summed over fragments by their share.
+    """
+
+    schema: int = SCHEMA
+    id: str
+    incarnation: int
+    lineage: str
+    host: str = ""
+    pid: int = 0
+    device: str = ""
+    state: Literal["joining", "training", "draining", "paused", "left"] = "joining"
+    started_at: float = 0.0
+    step: int = 0
+    step_s: float | None = None
+    tokens: int = 0
+    loss: float | None = None
+    lr: float | None = None
+    held: tuple[int, ...] = ()
+    line: int = 0
+    handed_in: Amount = Amount()
+    discarded: Amount = Amount()
+    in_u: Amount = Amount()
+    stall_s: float = 0.0
+    busy_s: float = 0.0
+    rss_bytes: int = 0
+    upload: Upload | None = None
+    up_bytes: int = 0
+    down_bytes: int = 0
+    store_down_s: float = 0.0
+    error: str = ""
+
+
+class Order(Record, frozen=True, kw_only=True):
+    """The coordinator's word to one learner."""
+
+    kind: Literal["drain", "kick", "realign"]
+    incarnation: int
+    reason: str = ""
+
+
+class Request(Record, frozen=True, kw_only=True):
+    """A person's wish to the coordinator; it takes effect as a record in the log."""
+
+    id: str
+    kind: Literal["stop", "pause", "resume", "set", "drain", "kick", "rollback"]
+    who: str
+    why: str = ""
+    at: float = 0.0
+    learner: str = ""
+    version: int = 0
+    changes: dict[str, Scalar] = {}
+
+
+class BeatReply(Record, frozen=True, kw_only=True):
+    """All that a learner gets back for one beat.
+
+    `incarnation` is the newest one of this learner's id: higher than ours means we are fenced.
+    `registered` is False when Redis does not know us (flushed, or never joined).
+    `again` holds fragments whose payload is to be put once more, with the seq meant.
+    """
+
+    now: float
+    boot: str
+    registered: bool
+    incarnation: int
+    head: Head | None = None
+    rounds: tuple[Round, ...] = ()
+    receipts: tuple[Receipt, ...] = ()
+    again: dict[int, int] = {}
+    order: Order | None = None
+    settings: Settings | None = None
+    """Filled only when they differ in digest from those the learner named."""
+
+
+class Fact(Record, frozen=True, kw_only=True):
+    """Something that happened, for people: a name like `round.closed` and its fields."""
+
+    at: float
+    name: str
+    text: str
+    fields: dict[str, Any] = {}
+
+
+# ---- the view -------------------------------------------------------------------------------
+
+
+class RunView(Record, frozen=True, kw_only=True):
+    name: str
+    lineage: str
+    state: str
+    global_version: int
+    line: int
+    progress: float
+    stop_tokens: int = 0
+    stop_commits: int = 0
+    num_parameters: int = 0
+    num_fragments: int = 0
+    eta_s: float | None = None
+
+
+class CoordinatorView(Record, frozen=True, kw_only=True):
+    holder: str = ""
+    epoch: int = 0
+    lease_left_s: float | None = None
+    standbys: tuple[str, ...] = ()
+
+
+class ServiceView(Record, frozen=True, kw_only=True):
+    ok: bool
+    latency_s: float | None = None
+    error: str = ""
+
+
+class LastHandin(Record, frozen=True, kw_only=True):
+    id: str
+    fate: str
+    reason: str = ""
+    at: float | None = None
+
+
+class LearnerView(Record, frozen=True, kw_only=True):
+    """One learner as the coordinator judges it; see `LearnerRecord` for the fields it reports."""
+
+    id: str
+    incarnation: int
+    host: str
+    device: str
+    state: LearnerState
+    since_at: float
+    beat_age_s: float
+    step: int
+    step_s: float | None
+    tokens: int
+    share_ratio: float
+    held: tuple[int, ...]
+    loss: float | None = None
+    lr: float | None = None
+    last: LastHandin | None = None
+    upload: Upload | None = None
+    stall_s: float = 0.0
+    busy_s: float = 0.0
+    rss_bytes: int = 0
+    error: str = ""
+
+
+class LedgerTotals(Record, frozen=True, kw_only=True):
+    """Tokens of the whole run by fate; fragments weighted by their share of parameters."""
+
+    handed_in: float = 0.0
+    merged: float = 0.0
+    refused: float = 0.0
+    expired: float = 0.0
+    lost: float = 0.0
+    rolled_back: float = 0.0
+    outstanding: float = 0.0
+    discarded: float = 0.0
+
+
+class RunSnapshot(Record, frozen=True, kw_only=True):
+    """The one record that every view draws (design 10)."""
+
+    schema: int = SCHEMA
+    taken_at: float
+    run: RunView
+    coordinator: CoordinatorView
+    services: dict[str, ServiceView]
+    learners: tuple[LearnerView, ...]
+    rounds: tuple[Round, ...]
+    loss: float | None
+    ledger: LedgerTotals
+    health: Health
+    events: tuple[Fact, ...]

@@ -1,0 +1,54 @@
+"""Records to and from bytes.
+
+JSON with sorted keys and no white space: one record has one spelling, so its digest can be chained.
+Readers accept unknown fields (a newer minor version may add some) and refuse a newer `schema`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from functools import cache
+from typing import Any, TypeVar
+
+import msgspec
+
+from ddl.errors import ProtocolError
+
+T = TypeVar("T")
+
+SCHEMA = 1
+"""Number that every stored record carries; raised when an old reader would misread a new record."""
+
+
+def canonical(value: Any) -> bytes:
+    """Canonical JSON of a record: UTF-8, keys sorted, no white space."""
+    return msgspec.json.encode(value, order="sorted")
+
+
+def digest(data: bytes) -> str:
+    """SHA-256 as 64 hex digits."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def parse(data: bytes | str, kind: type[T], *, what: str) -> T:
+    """Read one record of type `kind`.
+
+    Raises:
+        ProtocolError: not JSON, wrong fields, or written with a newer schema; `what` names it.
+    """
+    try:
+        record = _decoder(kind).decode(data)
+    except msgspec.DecodeError as error:
+        raise ProtocolError(f"{what} cannot be read: {error}") from error
+    schema = getattr(record, "schema", SCHEMA)
+    if schema > SCHEMA:
+        raise ProtocolError(
+            f"{what} has schema {schema}; this ddl reads up to {SCHEMA}",
+            hint="Install the ddl version that the run uses",
+        )
+    return record
+
+
+@cache
+def _decoder(kind: type[T]) -> msgspec.json.Decoder[T]:
+    return msgspec.json.Decoder(kind)

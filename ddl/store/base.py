@@ -1,0 +1,84 @@
+"""What `ddl` asks of an object store.
+
+Keys come from `ddl.protocol.keys` and are relative to the store's URL. Objects are immutable: a key
+is written once, or again with the very same bytes. Every adapter maps all errors of its client
+library to `ddl.errors.StoreError` and passes `tests/contract/test_store.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Literal, NamedTuple, Protocol
+
+Mode = Literal["plain", "create"]
+Body = bytes | bytearray | memoryview | Path
+"""What an object is written from: bytes in memory, or a file on local disk."""
+
+Progress = Callable[[int], None]
+"""Called with the number of bytes moved since the last call; may come from any thread."""
+
+
+class ObjectInfo(NamedTuple):
+    """An object in a listing."""
+
+    key: str
+    bytes: int
+    modified_at: float
+    """Seconds since the epoch by the store's own clock: for people, never for a decision."""
+
+
+class Store(Protocol):
+    """An object store; safe to use from several threads at once."""
+
+    url: str
+    """The address it was opened with; holds no secret."""
+
+    def put(
+        self, key: str, body: Body, *, mode: Mode = "plain", progress: Progress | None = None
+    ) -> bool:
+        """Write one object whole: readers see all of it or nothing, and it survives a crash.
+
+        Contract: with mode "plain" MUST return True. With mode "create" MUST return False and
+        change nothing if the key exists, and of several writers at once exactly one MUST get True.
+        A writer whose reply was lost MUST learn its true result (by reading back).
+        Raises: StoreDeniedError, StoreFullError, StoreUnavailableError.
+        """
+        ...
+
+    def get(self, key: str, *, progress: Progress | None = None) -> bytearray:
+        """Read one object whole. Raises: ObjectNotFoundError, StoreError."""
+        ...
+
+    def get_to_file(self, key: str, path: Path, *, progress: Progress | None = None) -> None:
+        """Read one object into `path`, which appears only when it is whole.
+
+        Raises: ObjectNotFoundError, StoreError.
+        """
+        ...
+
+    def get_range(self, key: str, start: int, length: int) -> bytes:
+        """Read `length` bytes from `start`; fewer at the end of the object, none beyond it.
+
+        Raises: ObjectNotFoundError, StoreError.
+        """
+        ...
+
+    def head(self, key: str) -> ObjectInfo | None:
+        """Size of an object, or None if it is not there. Raises: StoreError."""
+        ...
+
+    def list(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:
+        """Objects whose key starts with `prefix`, in ascending key order, page by page.
+
+        Objects still being written MUST NOT appear. Raises: StoreError.
+        """
+        ...
+
+    def delete(self, keys: Iterable[str]) -> None:
+        """Delete objects; a key that is not there is no error. Raises: StoreError."""
+        ...
+
+    def close(self) -> None:
+        """Free connections. Calls under way may fail."""
+        ...
