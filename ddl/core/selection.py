@@ -1,0 +1,156 @@
+"""Which contributions a closing round takes, and with what weight (design 3.2, 5.1)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from statistics import median
+from typing import Literal, NamedTuple
+
+from ddl.config import GateSettings, RoundSettings, Settings
+from ddl.core.log import FragmentHead, LogState
+from ddl.protocol.keys import ObjectKeys
+from ddl.protocol.records import Amount, Fate, Handin, HandinId, held_digest
+
+
+class Verdict(NamedTuple):
+    """A fate decided before any merge, and its reason."""
+
+    fate: Fate
+    reason: str
+
+
+def staleness(handin: Handin, version: int) -> int:
+    """Versions between the oldest one in the work and the one it would be merged onto, less one.
+
+    Work on the present version has staleness 0, and so has work begun one version earlier: a
+    learner adopts while it trains, so that is the ordinary case.
+    """
+    return max(0, version - handin.oldest_base - 1)
+
+
+def weight(handin: Handin, *, version: int, settings: RoundSettings) -> float:
+    """Merge weight: tokens^2 / steps, at most 2H steps counted, times decay^staleness.
+
+    Source: arXiv 2604.21428, section 3.2 ("quantity x quality").
+    """
+    counted = min(handin.steps, 2 * settings.every_steps)
+    tokens = handin.tokens * (counted / handin.steps)
+    return tokens * tokens / counted * settings.staleness_decay ** staleness(handin, version)
+
+
+def admission(
+    handin: Handin, *, log: LogState, keys: ObjectKeys
+) -> Verdict | Literal["ignore"] | None:
+    """Judge an announcement before its payload is fetched; None lets it in.
+
+    "ignore" is for what has its receipt already, or was never meant for this run.
+    """
+    last = log.account_seq(handin.learner, handin.incarnation, handin.fragment)
+    if handin.lineage != log.lineage or handin.seq <= last:
+        return "ignore"
+    if handin.line != log.line:
+        return Verdict("rolled_back", f"made on line {handin.line}, the run is on {log.line}")
+    head = log.fragments[handin.fragment]
+    problem = (
+        _numbers(handin, last=last, log=log)
+        or _payload(handin, log=log, keys=keys)
+        or _alignment(handin, log=log)
+    )
+    if problem:
+        return Verdict("refused", problem)
+    stale = staleness(handin, head.version)
+    if stale > log.settings.round.staleness_max:
+        return Verdict("expired", _stale_sentence(stale, log.settings))
+    return None
+
+
+def expiry(handin: Handin, *, log: LogState) -> Verdict | None:
+    """Judge a contribution that still waits, after the run has moved on."""
+    if handin.line != log.line:
+        return Verdict("rolled_back", f"made on line {handin.line}, the run is on {log.line}")
+    stale = staleness(handin, log.fragments[handin.fragment].version)
+    if stale > log.settings.round.staleness_max:
+        return Verdict("expired", _stale_sentence(stale, log.settings))
+    return None
+
+
+def norm_outliers(
+    norms: Mapping[HandinId, float], head: FragmentHead, gate: GateSettings
+) -> dict[HandinId, str]:
+    """Contributions whose norm per step is far above the round's peers and the fragment's history.
+
+    Calm in the first rounds of a fragment, when nothing is known. The bound is `norm_factor` times
+    the larger of the two medians, so that a change of all learners together is not refused.
+    """
+    if head.merges < gate.calm_rounds:
+        return {}
+    outliers = {}
+    for id_, norm in norms.items():
+        peers = [other for key, other in norms.items() if key != id_]
+        known = [median(group) for group in (peers, head.norms) if group]
+        bound = gate.norm_factor * max(known, default=0.0)
+        if bound > 0 and norm > bound:
+            outliers[id_] = (
+                f"norm per step {norm:.3g} is more than {gate.norm_factor:g} times the "
+                f"median of its peers and of the fragment's history ({bound / gate.norm_factor:.3g})"
+            )
+    return outliers
+
+
+def _numbers(handin: Handin, *, last: int, log: LogState) -> str:
+    if handin.seq != last + 1:
+        return f"seq {handin.seq} where {last + 1} is next"
+    if handin.steps < 1 or handin.tokens < 1:
+        return f"{handin.steps} steps and {handin.tokens} tokens: both must be at least 1"
+    if not math.isfinite(handin.tokens**2 / handin.steps):
+        return f"weight of {handin.tokens} tokens in {handin.steps} steps is not finite"
+    reported = log.settled(handin.learner, handin.incarnation, handin.fragment) + Amount(
+        steps=handin.steps, tokens=handin.tokens
+    )
+    if handin.total != reported:
+        return (
+            f"total of {handin.total.steps} steps and {handin.total.tokens} tokens, "
+            f"but the log makes it {reported.steps} and {reported.tokens}"
+        )
+    return ""
+
+
+def _payload(handin: Handin, *, log: LogState, keys: ObjectKeys) -> str:
+    if handin.codec.split("-")[0].split("/")[0] != log.settings.codec.up:
+        return f"codec {handin.codec!r}, but the run uses {log.settings.codec.up!r}"
+    key = keys.contribution(*handin.id, handin.payload.sha256)
+    if handin.payload.key != key:
+        return f"payload key {handin.payload.key!r} where {key!r} is expected"
+    return ""
+
+
+def _alignment(handin: Handin, *, log: LogState) -> str:
+    if len(handin.held) != len(log.fragments):
+        return f"{len(handin.held)} held versions for {len(log.fragments)} fragments"
+    hashes: dict[int, str] = {}
+    for fragment, (held, head) in enumerate(zip(handin.held, log.fragments, strict=True)):
+        if held not in head.hashes:
+            return f"holds version {held} of fragment {fragment}, which is unknown or long gone"
+        hashes[fragment] = head.hashes[held]
+    if not 0 <= handin.oldest_base <= log.fragments[handin.fragment].version:
+        return f"oldest base {handin.oldest_base} is not a version of fragment {handin.fragment}"
+    if handin.held_digest != held_digest(hashes):
+        return "not aligned: the weights that the learner holds are not the published ones"
+    return ""
+
+
+def _stale_sentence(stale: int, settings: Settings) -> str:
+    return f"staleness {stale} is above round.staleness_max = {settings.round.staleness_max}"
+
+
+def incarnation_problem(handin: Handin, newest: int | None) -> str:
+    """A later life of the same id than the registry knows of cannot be."""
+    if newest is not None and handin.incarnation > newest:
+        return f"incarnation {handin.incarnation}, but the newest known is {newest}"
+    return ""
+
+
+def by_id(handins: Sequence[Handin]) -> list[Handin]:
+    """The order in which contributions are merged."""
+    return sorted(handins, key=lambda h: h.id)
