@@ -171,7 +171,7 @@ def load(
         ConfigError: unreadable file, unknown key (the nearest is named), wrong type, impossible value.
     """
     values: dict[str, Any] = {}
-    origins = {key: "default" for key in all_keys()}
+    origins = dict.fromkeys(all_keys(), "default")
 
     def take(key: str, value: Any, origin: str) -> None:
         section, _, name = key.partition(".")
@@ -182,7 +182,9 @@ def load(
         for key, value in _flatten(_read_toml(file), str(file)):
             take(key, value, str(file))
     for variable, key in _environment_keys(environment or {}):
-        take(key, _from_text(key, (environment or {})[variable], variable), f"environment {variable}")
+        take(
+            key, _from_text(key, (environment or {})[variable], variable), f"environment {variable}"
+        )
     for key, text in (flags or {}).items():
         known_key(key, "flag")
         take(key, _from_text(key, text, f"flag {key}"), "flag")
@@ -349,12 +351,15 @@ def _choices(section: str, name: str) -> list[str]:
     if section not in Settings.__struct_fields__:
         return []
     kind = get_type_hints(_section(section)).get(name)
-    return [str(a) for a in get_args(kind)] if kind and str(kind).startswith("typing.Literal") else []
+    return (
+        [str(a) for a in get_args(kind)] if kind and str(kind).startswith("typing.Literal") else []
+    )
 
 
 def _section(name: str) -> type[Section]:
     kind = get_type_hints(Settings)[name]
-    assert isinstance(kind, type) and issubclass(kind, Section)
+    assert isinstance(kind, type)
+    assert issubclass(kind, Section)
     return kind
 
 

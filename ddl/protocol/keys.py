@@ -17,6 +17,7 @@ DIGEST_CHARS: Final = 16
 RUNS: Final = "ddl:runs"
 """Redis hash: run name -> JSON {store, lineage}; the index behind `ddl runs`."""
 
+
 class ObjectKeys:
     """Keys of one run in the object store (design 4.1)."""
 

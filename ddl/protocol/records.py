@@ -70,9 +70,7 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     @cached_property
     def shares(self) -> tuple[float, ...]:
         """Share of each fragment in the trained parameters; they sum to 1."""
-        sizes = [
-            sum(t.numel for t in row if t.kind == "parameter") for row in self.by_fragment
-        ]
+        sizes = [sum(t.numel for t in row if t.kind == "parameter") for row in self.by_fragment]
         total = sum(sizes)
         return tuple(size / total for size in sizes)
 

@@ -14,7 +14,7 @@ import msgspec
 
 from ddl.errors import ProtocolError
 
-T = TypeVar("T")
+T = TypeVar("T", bound=msgspec.Struct)
 
 SCHEMA = 1
 """Number that every stored record carries; raised when an old reader would misread a new record."""
@@ -37,7 +37,7 @@ def parse(data: bytes | str, kind: type[T], *, what: str) -> T:
         ProtocolError: not JSON, wrong fields, or written with a newer schema; `what` names it.
     """
     try:
-        record = _decoder(kind).decode(data)
+        record: T = _decoder(kind).decode(data)
     except msgspec.DecodeError as error:
         raise ProtocolError(f"{what} cannot be read: {error}") from error
     schema = getattr(record, "schema", SCHEMA)
@@ -50,5 +50,5 @@ def parse(data: bytes | str, kind: type[T], *, what: str) -> T:
 
 
 @cache
-def _decoder(kind: type[T]) -> msgspec.json.Decoder[T]:
+def _decoder(kind: type[msgspec.Struct]) -> msgspec.json.Decoder[Any]:
     return msgspec.json.Decoder(kind)

@@ -1,0 +1,1 @@
+"""The command line of `ddl`. The library does not know it."""

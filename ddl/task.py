@@ -1,0 +1,290 @@
+"""What a user hands to `ddl`: a task file that builds a model and says how to train it.
+
+    def build(ctx: ddl.TaskContext) -> ddl.Task: ...
+
+The file comes from the machine it runs on; nothing of it travels. It is built for three purposes:
+once at genesis ("init", on the CPU, for the start weights), by each learner ("train") and to
+measure a version ("evaluate"). torch is imported when a task is checked, not before.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.machinery
+import importlib.util
+import sys
+import traceback
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from ddl.errors import TaskError
+from ddl.protocol.records import Rule
+
+if TYPE_CHECKING:
+    from pathlib import Path
+    from types import ModuleType
+
+    import torch
+    from torch import Tensor, nn
+    from torch.optim import Optimizer
+
+    from ddl.config import Scalar
+
+Purpose = Literal["init", "train", "evaluate"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskContext:
+    """For whom, on what and with which arguments a task is built.
+
+    Attributes:
+        run: name of the run.
+        seed: seeds the start weights; the same on every machine.
+        purpose: only "train" needs an optimizer and batches; "init" runs on the CPU.
+        learner: id of the learner, None when no learner is training.
+        incarnation: which life of that learner this is, from 1; 0 when there is no learner.
+        data_seed: seeds the order of the data; differs between learners and between their lives.
+        device: where the model must stand.
+        rank: this process among those of the learner.
+        world_size: number of processes of the learner.
+        args: `[task.args]` of `run.toml`, overridden by `--arg KEY=VALUE` of this machine.
+    """
+
+    run: str
+    seed: int
+    purpose: Purpose
+    learner: str | None
+    incarnation: int
+    data_seed: int
+    device: torch.device
+    rank: int
+    world_size: int
+    args: Mapping[str, Scalar]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """Where the run stands, as this learner knows it.
+
+    Attributes:
+        tokens: the run's clock; never falls, except after a rollback.
+        fraction: share of the token or commit budget used, 0 to 1; 0 when the run has none.
+        global_version: the version that the model was last moved to.
+        local_steps: optimizer steps of this incarnation.
+    """
+
+    tokens: int
+    fraction: float
+    global_version: int
+    local_steps: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepResult:
+    """What a `Task.step` of one's own did.
+
+    Attributes:
+        loss: scalar mean over the batch; a tensor is read later, so that the device never waits.
+        tokens: tokens (or samples) trained on, > 0.
+        applied: False when the optimizer left the step out, as a gradient scaler does on overflow.
+    """
+
+    loss: Tensor | float
+    tokens: int
+    applied: bool = True
+
+    def __post_init__(self) -> None:
+        _check_tokens(self.tokens, "StepResult.tokens")
+
+
+@dataclass(kw_only=True)
+class Task:
+    """A model and how to train it. `build(ctx)` of a task file returns one.
+
+    Attributes:
+        model: stands on `ctx.device`; its start weights follow from `ctx.seed` alone.
+        optimizer: the inner optimizer over the model's parameters; `ddl` never resets it.
+        batches: what to train on, iterated again when it ends. If it has `state_dict` and
+            `load_state_dict`, its position survives a restart.
+        loss: (model, batch) -> scalar mean loss with a gradient.
+        step: (batch, progress) -> StepResult: a whole optimizer step of one's own. Training needs
+            exactly one of `loss` and `step`.
+        tokens: (batch) -> tokens (or samples) in it, > 0; needed with `loss`. Contributions are
+            weighted by it, and the run's clock counts it.
+        lr_factor: (progress) -> factor on the initial learning rate of each parameter group.
+        evaluate: (model) -> named measures on held-out data, "loss" among them.
+        rules: tensor name -> how contributions of it are merged, where the default is not right.
+    """
+
+    model: nn.Module
+    optimizer: Optimizer | None = None
+    batches: Iterable[Any] | None = None
+    loss: Callable[[nn.Module, Any], Tensor] | None = None
+    step: Callable[[Any, Progress], StepResult] | None = None
+    tokens: Callable[[Any], int] | None = None
+    lr_factor: Callable[[Progress], float] | None = None
+    evaluate: Callable[[nn.Module], Mapping[str, float]] | None = None
+    rules: Mapping[str, Rule] = field(default_factory=dict)
+
+    def num_tokens(self, batch: Any) -> int:
+        """Tokens in a batch, by `tokens`. Raises: TaskError unless that is a whole number > 0."""
+        assert self.tokens is not None, "checked at load: `loss` comes with `tokens`"
+        return _check_tokens(self.tokens(batch), "Task.tokens(batch)")
+
+
+def load_task(file: Path, ctx: TaskContext) -> Task:
+    """Import a task file, build its task for `ctx`, and check it.
+
+    Each call runs the file anew, under a private module name. The file's folder is appended to
+    `sys.path`, so that it may import its neighbours but these never hide an installed module.
+    Raises: TaskError, naming file, line and cause; what the file raised is its `__cause__`.
+    """
+    build = getattr(_import(file), "build", None)
+    if not callable(build):
+        raise TaskError(f"{file} defines no function `build`", hint=_BUILD_HINT)
+    try:
+        task = build(ctx)
+    except (Exception, SystemExit) as error:
+        raise _raised(file, "build(ctx)", error) from error
+    if not isinstance(task, Task):
+        raise TaskError(
+            f"{file}: build(ctx) returned {type(task).__name__}, not ddl.Task",
+            hint="Return ddl.Task(model=..., optimizer=..., batches=..., loss=..., tokens=...)",
+        )
+    try:
+        check_task(task, ctx)
+    except TaskError as error:
+        raise TaskError(f"{file}: {error.args[0]}", hint=error.hint) from None
+    return task
+
+
+def task_digest(file: Path) -> str:
+    """SHA-256 of the task file's bytes, in hex; its imports do not count. Raises: TaskError."""
+    return hashlib.sha256(_read(file)).hexdigest()
+
+
+def check_task(task: Task, ctx: TaskContext) -> None:
+    """Refuse a task that cannot serve `ctx.purpose`. Raises: TaskError that names the field."""
+    _check_fields(task)
+    _check_device(task, ctx)
+    if ctx.purpose == "train":
+        _check_trainable(task)
+
+
+_BUILD_HINT = "Define `def build(ctx: ddl.TaskContext) -> ddl.Task` in it"
+
+
+def _read(file: Path) -> bytes:
+    if file.is_dir():
+        raise TaskError(f"task file {file} is a folder", hint="Give the .py file in it")
+    try:
+        return file.read_bytes()
+    except FileNotFoundError:
+        raise TaskError(
+            f"task file {file} does not exist", hint="Check --task, or task.file in run.toml"
+        ) from None
+    except OSError as error:
+        raise TaskError(f"task file {file} cannot be read: {error.strerror}") from error
+
+
+def _import(file: Path) -> ModuleType:
+    _read(file)
+    path = file.resolve()
+    name = f"_ddl_task_{hashlib.sha256(str(path).encode()).hexdigest()[:16]}"
+    # by loader, not by suffix: any file name will do
+    loader = importlib.machinery.SourceFileLoader(name, str(path))
+    spec = importlib.util.spec_from_loader(name, loader)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    if str(path.parent) not in sys.path:
+        sys.path.append(str(path.parent))
+    sys.modules[name] = module  # dataclasses and pickles of the file look their module up here
+    try:
+        loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        del sys.modules[name]
+        raise _raised(file, "the import", error) from error
+    return module
+
+
+def _raised(file: Path, what: str, error: BaseException) -> TaskError:
+    """The error of a task file, with the last of its own lines that led there."""
+    path = str(file.resolve())
+    lines = [at.lineno for at in traceback.extract_tb(error.__traceback__) if at.filename == path]
+    if isinstance(error, SyntaxError) and error.filename == path:
+        lines.append(error.lineno)
+    where = f"{file}:{lines[-1]}" if lines else str(file)
+    detail = traceback.format_exception_only(error)[-1].strip()
+    return TaskError(
+        f"{where}: {what} of the task raised {detail}",
+        hint="Mend the task file; `--debug` shows the whole traceback",
+    )
+
+
+def _check_fields(task: Task) -> None:
+    from torch import nn
+    from torch.optim import Optimizer
+
+    if not isinstance(task.model, nn.Module):
+        raise TaskError(f"Task.model is {type(task.model).__name__}, not a torch.nn.Module")
+    if task.optimizer is not None and not isinstance(task.optimizer, Optimizer):
+        raise TaskError(
+            f"Task.optimizer is {type(task.optimizer).__name__}, not a torch.optim.Optimizer"
+        )
+    if task.batches is not None and not isinstance(task.batches, Iterable):
+        raise TaskError(f"Task.batches is {type(task.batches).__name__}, which is not iterable")
+    for name in ("loss", "step", "tokens", "lr_factor", "evaluate"):
+        value = getattr(task, name)
+        if value is not None and not callable(value):
+            raise TaskError(f"Task.{name} is {type(value).__name__}, which cannot be called")
+    if task.loss is not None and task.step is not None:
+        raise TaskError(
+            "Task has both `loss` and `step`",
+            hint="Give `loss` and let ddl do the step, or `step` to do all of it yourself",
+        )
+    for name, rule in task.rules.items():
+        if rule not in get_args(Rule):
+            raise TaskError(
+                f"Task.rules[{name!r}] is {rule!r}", hint=f"Use one of {', '.join(get_args(Rule))}"
+            )
+
+
+def _check_device(task: Task, ctx: TaskContext) -> None:
+    kinds = {p.device.type for p in task.model.parameters()}
+    if kinds and ctx.device.type not in kinds:
+        raise TaskError(
+            f"Task.model stands on {', '.join(sorted(kinds))}, but was asked for on {ctx.device}",
+            hint="Build it with model.to(ctx.device), before the optimizer",
+        )
+
+
+def _check_trainable(task: Task) -> None:
+    if task.loss is None and task.step is None:
+        raise TaskError(
+            "Task has neither `loss` nor `step`",
+            hint="Give loss=lambda model, batch: ..., a scalar tensor",
+        )
+    needed = ["optimizer", "batches", *(["tokens"] if task.loss is not None else [])]
+    missing = [name for name in needed if getattr(task, name) is None]
+    if missing:
+        raise TaskError(
+            f"Task has no {' and no '.join(missing)}, which training needs",
+            hint="Only for the purposes init and evaluate may they be left out",
+        )
+    assert task.optimizer is not None
+    held = {id(p) for group in task.optimizer.param_groups for p in group["params"]}
+    if not any(p.requires_grad and id(p) in held for p in task.model.parameters()):
+        raise TaskError(
+            "Task.optimizer holds no trainable parameter of Task.model",
+            hint="Make it from model.parameters() of this very model, after model.to(ctx.device)",
+        )
+
+
+def _check_tokens(tokens: int, what: str) -> int:
+    if type(tokens) is not int or tokens <= 0:  # not bool, not a tensor
+        raise TaskError(
+            f"{what} is {tokens!r}",
+            hint="It must be a whole number above 0: what the batch weighs in a merge",
+        )
+    return tokens
