@@ -13,6 +13,7 @@ import msgspec
 
 from ddl.core.log import FragmentHead
 from ddl.protocol.records import (
+    FragmentState,
     FragmentStep,
     Handin,
     HandinId,
@@ -26,7 +27,6 @@ from ddl.protocol.records import (
     Round,
     Waits,
 )
-from ddl.protocol.records import FragmentState
 
 
 class Event(msgspec.Struct, frozen=True):

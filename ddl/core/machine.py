@@ -18,8 +18,8 @@ the learner is to put it again; fetched anew after a while) -> gone with its rec
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
-from typing import Final, Literal
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Final, Literal
 
 import msgspec
 
@@ -33,6 +33,8 @@ from ddl.core.selection import Verdict
 from ddl.errors import ConfigError
 from ddl.protocol.keys import ObjectKeys
 from ddl.protocol.records import (
+    Fate,
+    FragmentStep,
     Handin,
     HandinId,
     LearnerRecord,
@@ -40,6 +42,7 @@ from ddl.protocol.records import (
     Order,
     Receipt,
     Request,
+    Round,
 )
 
 RECEIPTS_WAIT_S: Final = 2.0
@@ -70,12 +73,13 @@ class Pending:
 class Job:
     """The record under way."""
 
-    __slots__ = ("inputs", "record", "refused", "round")
+    __slots__ = ("inputs", "record", "round")
 
-    def __init__(self) -> None:
-        self.round: OpenRound | None = None
-        self.inputs: tuple[e.MergeInput, ...] = ()
-        self.refused: tuple[Receipt, ...] = ()
+    def __init__(
+        self, round_: OpenRound | None = None, inputs: tuple[e.MergeInput, ...] = ()
+    ) -> None:
+        self.round = round_
+        self.inputs = inputs
         self.record: LogRecord | None = None
 
 
@@ -117,7 +121,7 @@ class Machine:
 
     # ---- entry ------------------------------------------------------------------------------
 
-    def step(self, event: e.Event, now: float) -> list[e.Command]:
+    def step(self, event: e.Event, now: float) -> list[e.Command]:  # noqa: C901 - one branch an event
         """Take one event at Redis server time `now`; return what to do, in this order."""
         if self.over:
             return []
@@ -235,7 +239,7 @@ class Machine:
         else:
             pending.asked += 1
             if pending.asked > ASK_ATTEMPTS or not self._may_put_again(handin):
-                fate = "lost" if event.outcome == "missing" else "refused"
+                fate: Fate = "lost" if event.outcome == "missing" else "refused"
                 yield from self._settle(handin, Verdict(fate, event.reason), now)
                 return
             pending.phase = "asked"
@@ -271,7 +275,7 @@ class Machine:
         yield from self._write(
             "step",
             now,
-            receipts=[*receipts, *job.refused, *self.unlogged.values()],
+            receipts=[*receipts, *self.unlogged.values()],
             launch=round_.launch,
             fragments=[event.step],
             carried=tuple(sorted(carried)),
@@ -290,8 +294,6 @@ class Machine:
         for id_, reason in event.bad:
             if id_ in self.pending:
                 yield from self._settle(self.pending[id_].handin, Verdict("refused", reason), now)
-        for receipt in job.refused:
-            self._hold_receipt(receipt, now)
         round_ = job.round
         round_.extended = True
         round_.reason = event.reason
@@ -300,7 +302,8 @@ class Machine:
 
     def _on_written(self, record: LogRecord, digest: str, now: float) -> Iterator[e.Command]:
         job, self._job = self._job, None
-        assert job is not None and job.record == record
+        assert job is not None
+        assert job.record == record
         round_ = job.round
         if round_ is not None:
             self._quorum_s.add(record.waits.quorum_s)
@@ -313,15 +316,13 @@ class Machine:
             yield e.WriteCheckpoint(record.seq)
         if record.kind == "stop":
             self.over = True
-            yield e.ShowRounds((), False)
+            yield e.ShowRounds((), opened=False)
             yield e.Quit(record.why, "stopped")
 
     def _on_taken(self, record: LogRecord, digest: str) -> Iterator[e.Command]:
         if record.epoch > self.epoch:
             self.over = True
-            yield e.Quit(
-                f"{record.holder} (epoch {record.epoch}) holds the run now", "lease_lost"
-            )
+            yield e.Quit(f"{record.holder} (epoch {record.epoch}) holds the run now", "lease_lost")
             return
         # A predecessor's last word: follow it, and do our own work again on top of it.
         self._abandon_job()
@@ -360,11 +361,14 @@ class Machine:
                 yield e.Fetch(pending.handin)
         if self._job is None:
             yield from self._next_job(now)
-        yield from self._open_rounds(now)
+        if self.log.state == "running":
+            for round_ in sorted(self.rounds.values(), key=lambda r: r.opened_at):
+                yield from self._look_at(round_, now)
+        self._open_rounds(now)
         if self._rounds_dirty:
             opened, self._rounds_opened = self._rounds_opened, False
             self._rounds_dirty = False
-            yield e.ShowRounds(self.shown_rounds(), opened)
+            yield e.ShowRounds(self.shown_rounds(), opened=opened)
 
     def _next_job(self, now: float) -> Iterator[e.Command]:
         stop = self._stop_reason()
@@ -375,13 +379,12 @@ class Machine:
             return
         while self._requests and self._job is None:
             yield from self._serve(self._requests.popleft(), now)
-        for round_ in sorted(self.rounds.values(), key=lambda r: r.opened_at):
-            if self._job is None and self.log.state == "running":
-                yield from self._consider_close(round_, now)
         if self._job is None and self.unlogged and now >= self._unlogged_since + RECEIPTS_WAIT_S:
             yield from self._write("receipts", now, receipts=list(self.unlogged.values()))
 
-    def _consider_close(self, round_: OpenRound, now: float) -> Iterator[e.Command]:
+    def _look_at(self, round_: OpenRound, now: float) -> Iterator[e.Command]:
+        """Note a quorum, close the round, or extend it. While a record is under way, what might
+        close now stays open and may still gain contributions."""
         settings = self.log.settings.round
         ready = [p for p in self._pending_of(round_.fragment) if p.phase == "ready"]
         fresh = sum(p.handin.launch == round_.launch for p in ready)
@@ -422,14 +425,12 @@ class Machine:
                     f"fragment {round_.fragment} v{round_.version_before + 1}: {decision.reason}",
                     {"fragment": round_.fragment, "launch": round_.launch},
                 )
-        elif decision.kind == "close":
+        elif decision.kind == "close" and self._job is None:
             yield from self._close(round_, ready, now)
 
     def _close(self, round_: OpenRound, ready: list[Pending], now: float) -> Iterator[e.Command]:
         head = self.log.fragments[round_.fragment]
-        norms = {
-            p.handin.id: p.norm / p.handin.steps for p in ready if p.norm is not None
-        }
+        norms = {p.handin.id: p.norm / p.handin.steps for p in ready if p.norm is not None}
         outliers = selection.norm_outliers(norms, head, self.log.settings.gate)
         inputs = []
         refused = []
@@ -447,9 +448,7 @@ class Machine:
             return  # the round goes on as if the refused ones had never been
         for item in inputs:
             self.pending[item.handin.id].phase = "merging"
-        self._job = Job()
-        self._job.round = self.rounds.pop(round_.fragment)
-        self._job.inputs = tuple(inputs)
+        self._job = Job(self.rounds.pop(round_.fragment), tuple(inputs))
         self._rounds_dirty = True
         yield e.Merge(
             launch=round_.launch,
@@ -460,7 +459,7 @@ class Machine:
             momentum=self.log.settings.outer.momentum,
         )
 
-    def _open_rounds(self, now: float) -> Iterator[e.Command]:
+    def _open_rounds(self, now: float) -> None:
         if self.over or self.log.state != "running" or self._stop_reason() is not None:
             return
         settings = self.log.settings.round
@@ -481,7 +480,6 @@ class Machine:
             self._next_fragment = (fragment + 1) % len(self.log.fragments)
             self._opened_at = now
             self._rounds_dirty = self._rounds_opened = True
-            yield from ()
 
     def _may_open(self, now: float) -> bool:
         """Whether the pace allows one more round now."""
@@ -489,10 +487,10 @@ class Machine:
         if gap_s is not None:
             return self._opened_at is None or now >= self._opened_at + gap_s
         settings = self.log.settings.round
-        seasoned = sum(
-            m.expected and m.record.step >= settings.every_steps for m in self.members.values()
-        )
-        return seasoned >= min(settings.quorum, max(1, len(self.members)))
+        expected = [m for m in self.members.values() if m.expected]
+        seasoned = sum(m.record.step >= settings.every_steps for m in expected)
+        # with fewer learners than the quorum a round opens all the same: it waits, and says why
+        return seasoned >= max(1, min(settings.quorum, len(expected)))
 
     def _due_fragment(self) -> int | None:
         """The next fragment in cyclic order that is neither open nor being merged."""
@@ -606,7 +604,8 @@ class Machine:
         now: float,
         *,
         receipts: list[Receipt],
-        **more: object,
+        fragments: Sequence[FragmentStep] = (),
+        **more: Any,
     ) -> Iterator[e.Command]:
         record = self.log.next_record(
             kind,
@@ -615,6 +614,7 @@ class Machine:
             written_at=now,
             ddl_version=self._ddl_version,
             receipts=sorted(receipts, key=lambda r: r.id),
+            fragments=fragments,
             **more,
         )
         self._job = self._job or Job()
@@ -651,11 +651,9 @@ class Machine:
                 },
             )
         elif record.kind in ("settings", "stop"):
-            yield e.Say(
-                f"run.{record.kind}", f"{record.kind}: {record.why} ({record.who})", {}
-            )
+            yield e.Say(f"run.{record.kind}", f"{record.kind}: {record.why} ({record.who})", {})
 
-    def shown_rounds(self) -> tuple[e.Round, ...]:
+    def shown_rounds(self) -> tuple[Round, ...]:
         """The open rounds as people and learners see them, oldest first."""
         shown = []
         for round_ in sorted(self.rounds.values(), key=lambda r: r.opened_at):

@@ -18,6 +18,11 @@ RUNS: Final = "ddl:runs"
 """Redis hash: run name -> JSON {store, lineage}; the index behind `ddl runs`."""
 
 
+def probe(token: str) -> str:
+    """Object key of a short-lived probe of the store itself; "_" keeps it apart from all runs."""
+    return f"_probe/{token}"
+
+
 class ObjectKeys:
     """Keys of one run in the object store (design 4.1)."""
 
@@ -96,7 +101,8 @@ class RegistryKeys:
         base = f"ddl:{{{run}}}:"
         self.prefix = base
         self.run = base + "run"
-        """string, coordinator: run.json + store address + boot."""
+        """hash, coordinator: `entry` (RunEntry), and for cheap reading of it `boot`, `lineage`,
+        `settings`, `settings_digest`."""
         self.lease = base + "lease"
         """string with PX, coordinator: {holder, epoch, ...}."""
         self.epoch = base + "epoch"

@@ -201,6 +201,13 @@ class Amount(Record, frozen=True, kw_only=True):
         return Amount(steps=self.steps - other.steps, tokens=self.tokens - other.tokens)
 
 
+class Work(Record, frozen=True, kw_only=True):
+    """An `Amount` summed over fragments, each weighted by its share of the parameters."""
+
+    steps: float = 0.0
+    tokens: float = 0.0
+
+
 class LedgerRow(Record, frozen=True, kw_only=True):
     """What became of the work handed in for one fragment, summed over the run."""
 
@@ -381,7 +388,7 @@ class LearnerRecord(Record, frozen=True, kw_only=True):
     `step` and `tokens` are cumulative for this incarnation, of applied steps only. `step_s` is the
     time of an applied step, None until known. `held[p]` is the version of fragment p it has adopted,
     -1 before the first. `stall_s` is training-thread time spent inside ddl, `busy_s` outside of it.
-    `trained == handed_in + discarded + in_u` summed over fragments by their share.
+    `handed_in + discarded + in_u` is all that was trained.
     """
 
     schema: int = SCHEMA
@@ -400,9 +407,9 @@ class LearnerRecord(Record, frozen=True, kw_only=True):
     lr: float | None = None
     held: tuple[int, ...] = ()
     line: int = 0
-    handed_in: Amount = Amount()
-    discarded: Amount = Amount()
-    in_u: Amount = Amount()
+    handed_in: Work = Work()
+    discarded: Work = Work()
+    in_u: Work = Work()
     stall_s: float = 0.0
     busy_s: float = 0.0
     rss_bytes: int = 0
@@ -439,7 +446,7 @@ class BeatReply(Record, frozen=True, kw_only=True):
 
     `incarnation` is the newest one of this learner's id: higher than ours means we are fenced.
     `registered` is False when Redis does not know us (flushed, or never joined).
-    `again` holds fragments whose payload is to be put once more, with the seq meant.
+    `again` names hand-ins whose payload is to be put once more, and then announced once more.
     """
 
     now: float
@@ -449,7 +456,7 @@ class BeatReply(Record, frozen=True, kw_only=True):
     head: Head | None = None
     rounds: tuple[Round, ...] = ()
     receipts: tuple[Receipt, ...] = ()
-    again: dict[int, int] = {}
+    again: tuple[HandinId, ...] = ()
     order: Order | None = None
     settings: Settings | None = None
     """Filled only when they differ in digest from those the learner named."""

@@ -1,0 +1,484 @@
+"""The learner's rules: what to hand in, what to adopt, when to pause or stop.
+
+Like the coordinator's machine this is pure: no clock, no I/O, no tensors. The shell tells it what
+happened and asks `plan()` at each step boundary. The tensors' side of the same book-keeping is
+`ddl.merge.movement`; both follow design 3.1.
+
+A fragment's life here: steps are counted into u; an open round pulls a snapshot (counters go to 0,
+the contribution is *outstanding*); its receipt frees the fragment for the next one. Independently,
+newer versions are staged in the background and adopted at a boundary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Literal, NamedTuple
+
+from ddl.config import Settings
+from ddl.protocol.records import (
+    Amount,
+    BeatReply,
+    FragmentState,
+    Handin,
+    Head,
+    LogRecord,
+    Order,
+    Receipt,
+    Round,
+    Work,
+    held_digest,
+)
+
+UPLOADS_WAITING_MAX = 2
+"""Snapshots that may wait for their upload; more would only queue stale work and memory."""
+
+
+class Snapshot(NamedTuple):
+    """Hand in this fragment: copy its weights now. `handin` lacks payload, codec, loss, step_s."""
+
+    fragment: int
+    seq: int
+    line: int
+    launch: int
+    oldest_base: int
+    held: tuple[int, ...]
+    held_digest: str
+    steps: int
+    tokens: int
+    total: Amount
+
+
+class Adoption(NamedTuple):
+    """Take in the staged version of this fragment. `realign` throws u away in every mode."""
+
+    fragment: int
+    version: int
+    realign: bool
+
+
+class Staged(NamedTuple):
+    """A version that lies verified in host memory; `hash` was computed from those very bytes."""
+
+    version: int
+    line: int
+    hash: str
+
+
+class Outstanding(NamedTuple):
+    """A contribution without a receipt."""
+
+    incarnation: int
+    seq: int
+    tokens: int
+
+
+class Plan(NamedTuple):
+    """What to do at this step boundary. `pause` and `stop` are sentences, empty for no."""
+
+    snapshots: tuple[Snapshot, ...]
+    adoptions: tuple[Adoption, ...]
+    pause: str
+    stop: str
+
+    def __bool__(self) -> bool:
+        return bool(self.snapshots or self.adoptions or self.pause or self.stop)
+
+
+class Track:
+    """One fragment as this learner holds it."""
+
+    __slots__ = (
+        "discarded",
+        "encoding",
+        "handed_in",
+        "hash",
+        "in_u",
+        "launch",
+        "oldest_base",
+        "outstanding",
+        "seq",
+        "staged",
+        "uploading",
+        "version",
+    )
+
+    def __init__(self) -> None:
+        self.version = -1
+        self.hash = ""
+        self.staged: Staged | None = None
+        self.in_u = Amount()
+        self.oldest_base = -1
+        self.handed_in = Amount()
+        self.discarded = Amount()
+        self.seq = 0
+        self.launch = -1
+        self.encoding = False
+        self.uploading = False
+        self.outstanding: Outstanding | None = None
+
+
+class LearnerMachine:
+    """The learner's core.
+
+    Args:
+        learner, incarnation: who this is.
+        shares: each fragment's share of the parameters.
+        settings: in force; replaced as the log changes them.
+        now: monotonic seconds; so is every later `now`.
+    """
+
+    def __init__(
+        self,
+        *,
+        learner: str,
+        incarnation: int,
+        shares: Sequence[float],
+        settings: Settings,
+        now: float,
+    ) -> None:
+        self.learner = learner
+        self.incarnation = incarnation
+        self.settings = settings
+        self.shares = tuple(shares)
+        self.tracks = [Track() for _ in shares]
+        self.heads: dict[int, FragmentState] = {}
+        self.head: Head | None = None
+        self.rounds: tuple[Round, ...] = ()
+        self.line = 0
+        self.local_steps = 0
+        self.trained = Amount()
+        self.boot = ""
+        self.must_register = False
+        self.aligned = False
+        self._offline_since: float | None = now
+        self._order: Order | None = None
+        self._fenced_by = 0
+        self._kicked = ""
+        self._clock = 0.0
+        self._clock_line = 0
+        self._draining = False
+
+    # ---- told by the shell --------------------------------------------------------------------
+
+    def on_step(self, tokens: int, *, applied: bool = True) -> None:
+        """One optimizer step was taken on `tokens`. A skipped one (`applied` False) counts nothing."""
+        if not applied:
+            return
+        self.local_steps += 1
+        amount = Amount(steps=1, tokens=tokens)
+        self.trained += amount
+        for track in self.tracks:
+            if track.in_u.steps == 0:
+                track.oldest_base = track.version
+            track.in_u += amount
+
+    def on_beat(self, reply: BeatReply) -> None:
+        """The registry answered a beat."""
+        self._offline_since = None
+        if reply.incarnation > self.incarnation:
+            self._fenced_by = reply.incarnation
+        self.must_register = not reply.registered or (bool(self.boot) and reply.boot != self.boot)
+        if reply.boot:
+            self.boot = reply.boot
+        if reply.settings is not None:
+            self.settings = reply.settings
+        if reply.head is not None:
+            self._follow(reply.head)
+        self.rounds = reply.rounds
+        if reply.order is not None and reply.order != self._order:
+            self._obey(reply.order)
+        self._order = reply.order
+        self._take_receipts(reply.receipts)
+
+    def on_silence(self, now: float) -> None:
+        """The registry did not answer."""
+        if self._offline_since is None:
+            self._offline_since = now
+
+    def on_fragments(self, states: Iterable[FragmentState]) -> None:
+        """Where the newest version of some fragments lies."""
+        for state in states:
+            known = self.heads.get(state.fragment)
+            if known is None or (state.line, state.version) > (known.line, known.version):
+                self.heads[state.fragment] = state
+
+    def on_record(self, record: LogRecord, digest: str) -> None:
+        """A log record read from the store: the way to follow the run while Redis is away."""
+        self.on_fragments(
+            FragmentState(
+                fragment=step.fragment,
+                version=step.version_after,
+                line=record.line,
+                published=step.published,
+                step=step.step,
+            )
+            for step in record.fragments
+        )
+        self._follow(
+            Head(
+                seq=record.seq,
+                global_version=record.global_version,
+                line=record.line,
+                epoch=record.epoch,
+                digest=digest,
+                progress=record.progress,
+                lineage=record.lineage,
+                state="stopped" if record.kind == "stop" else "running",
+                shares=self.head.shares if self.head else {},
+            )
+        )
+        own = [r for r in record.receipts if r.learner == self.learner]
+        self._take_receipts(own)
+
+    def on_staged(self, fragment: int, staged: Staged) -> None:
+        """A version is ready to be adopted; it replaces an older one that was not taken up."""
+        self.tracks[fragment].staged = staged
+
+    def on_encoded(self, fragment: int) -> None:
+        """The anchor has moved: the fragment may be adopted again."""
+        self.tracks[fragment].encoding = False
+
+    def on_announced(self, fragment: int) -> None:
+        """The payload is stored and its announcement is in Redis."""
+        self.tracks[fragment].uploading = False
+
+    def on_inherited(self, handin: Handin) -> None:
+        """A predecessor's spooled contribution is announced again under its old id."""
+        self.tracks[handin.fragment].outstanding = Outstanding(
+            handin.incarnation, handin.seq, handin.tokens
+        )
+
+    def drain(self) -> None:
+        """Leave soon: the next boundary hands in everything there is an open round for."""
+        self._draining = True
+
+    # ---- asked by the shell -------------------------------------------------------------------
+
+    def plan(self, now: float) -> Plan:
+        """What to do at this step boundary. Changes nothing: `begin` does."""
+        snapshots = self._snapshots()
+        return Plan(
+            snapshots=snapshots,
+            adoptions=self._adoptions({s.fragment for s in snapshots}),
+            pause=self._pause(now),
+            stop=self._stop(now, bool(snapshots)),
+        )
+
+    def begin(self, plan: Plan) -> None:
+        """The shell carries the plan out now, before anything else is told.
+
+        Steps counted so far belong to the contributions of the snapshots; what is thrown away by
+        adoptions is booked as discarded.
+        """
+        for snapshot in plan.snapshots:
+            track = self.tracks[snapshot.fragment]
+            track.seq = snapshot.seq
+            track.launch = snapshot.launch
+            track.handed_in = snapshot.total
+            track.in_u = Amount()
+            track.outstanding = Outstanding(self.incarnation, snapshot.seq, snapshot.tokens)
+            track.encoding = track.uploading = True
+        for adoption in plan.adoptions:
+            self._adopt(adoption)
+        if plan.adoptions and plan.adoptions[0].realign:
+            self.aligned = True
+
+    def _adopt(self, adoption: Adoption) -> None:
+        track = self.tracks[adoption.fragment]
+        assert track.staged is not None
+        assert track.staged.version == adoption.version
+        track.version, track.hash = track.staged.version, track.staged.hash
+        self.line = max(self.line, track.staged.line)
+        track.staged = None
+        mode = "overwrite" if adoption.realign else self.settings.adopt.mode
+        kept = {"carry": 1.0, "blend": self.settings.adopt.alpha, "overwrite": 0.0}[mode]
+        steps = int(kept * track.in_u.steps)
+        keep = Amount(steps=steps, tokens=int(kept * track.in_u.tokens)) if steps else Amount()
+        track.discarded += track.in_u - keep
+        track.in_u = keep
+
+    def wanted(self) -> list[FragmentState]:
+        """Versions to stage now: newer than what is adopted and staged."""
+        wanted = []
+        for fragment, state in sorted(self.heads.items()):
+            track = self.tracks[fragment]
+            have = track.staged or Staged(track.version, self.line, "")
+            newer = (state.line, state.version) > (have.line, have.version)
+            if newer or (not self.aligned and track.staged is None):
+                wanted.append(state)
+        return wanted
+
+    @property
+    def held(self) -> tuple[int, ...]:
+        """Adopted version of every fragment, -1 before the first."""
+        return tuple(track.version for track in self.tracks)
+
+    @property
+    def outstanding(self) -> list[tuple[int, int, int]]:
+        """(incarnation, fragment, seq) of every contribution whose receipt is not known."""
+        return [
+            (t.outstanding.incarnation, p, t.outstanding.seq)
+            for p, t in enumerate(self.tracks)
+            if t.outstanding is not None
+        ]
+
+    @property
+    def next_seq(self) -> int:
+        """The log record to read next while Redis is away."""
+        return (self.head.seq if self.head else 0) + 1
+
+    def progress_tokens(self) -> int:
+        """The learner's clock (design 3.4): progress at the newest head, plus an estimate of what
+        all learners have trained since. Never falls, except on a new line. With one learner it is
+        its own token count."""
+        own = sum(
+            share * (track.in_u.tokens + (track.outstanding.tokens if track.outstanding else 0))
+            for share, track in zip(self.shares, self.tracks, strict=True)
+        )
+        shares = self.head.shares if self.head else {}
+        others = [share for name, share in shares.items() if name != self.learner]
+        mine = shares.get(self.learner, 0.0)
+        factor = 1.0 / mine if mine > 0 else 1.0 + len(others)
+        factor = min(factor, 4.0 * (1 + len(others))) if others else 1.0
+        now = (self.head.progress if self.head else 0.0) + own * factor
+        if self.line != self._clock_line:
+            self._clock_line, self._clock = self.line, 0.0
+        self._clock = max(self._clock, now)
+        return round(self._clock)
+
+    def progress_fraction(self) -> float:
+        """Share of the stop budget that is used up; 0 without one."""
+        stop = self.settings.stop
+        fractions = [0.0]
+        if stop.tokens:
+            fractions.append(self.progress_tokens() / stop.tokens)
+        if stop.commits and self.head:
+            fractions.append(self.head.global_version / stop.commits)
+        return min(1.0, max(fractions))
+
+    def work(self, what: Literal["handed_in", "discarded", "in_u"]) -> Work:
+        """One of the three parts of all that was trained, weighted by the fragments' shares."""
+        rows = [(s, getattr(t, what)) for s, t in zip(self.shares, self.tracks, strict=True)]
+        return Work(
+            steps=sum(s * a.steps for s, a in rows), tokens=sum(s * a.tokens for s, a in rows)
+        )
+
+    @property
+    def draining(self) -> bool:
+        return self._draining
+
+    @property
+    def fenced_by(self) -> int:
+        """The newer incarnation of this id, 0 if there is none."""
+        return self._fenced_by
+
+    # ---- rules --------------------------------------------------------------------------------
+
+    def _snapshots(self) -> tuple[Snapshot, ...]:
+        if not self.aligned:
+            return ()
+        room = UPLOADS_WAITING_MAX - sum(track.uploading for track in self.tracks)
+        due = [r for r in self.rounds if self._may_hand_in(r)]
+        # most overdue first: the fragment with the most steps not handed in
+        due.sort(key=lambda r: (-self.tracks[r.fragment].in_u.steps, r.launch))
+        return tuple(self._snapshot(r) for r in (due if self._draining else due[: max(0, room)]))
+
+    def _may_hand_in(self, round_: Round) -> bool:
+        track = self.tracks[round_.fragment]
+        return (
+            round_.line == self.line
+            and round_.launch > track.launch
+            and track.outstanding is None
+            and not track.encoding
+            and not track.uploading
+            and track.in_u.steps >= 1
+        )
+
+    def _snapshot(self, round_: Round) -> Snapshot:
+        track = self.tracks[round_.fragment]
+        return Snapshot(
+            fragment=round_.fragment,
+            seq=track.seq + 1,
+            line=self.line,
+            launch=round_.launch,
+            oldest_base=track.oldest_base,
+            held=self.held,
+            held_digest=held_digest({p: t.hash for p, t in enumerate(self.tracks)}),
+            steps=track.in_u.steps,
+            tokens=track.in_u.tokens,
+            total=track.handed_in + track.in_u,
+        )
+
+    def _adoptions(self, snapshotted: set[int]) -> tuple[Adoption, ...]:
+        """What is staged; a fragment whose anchor is about to move, or moving, waits a boundary."""
+        staged = {p: t.staged for p, t in enumerate(self.tracks) if t.staged is not None}
+        if self.aligned:
+            return tuple(
+                Adoption(p, s.version, realign=False)
+                for p, s in staged.items()
+                if s.line == self.line and p not in snapshotted and not self.tracks[p].encoding
+            )
+        # All fragments at once and of one line, or the learner would stand between two models.
+        whole = len(staged) == len(self.tracks) and len({s.line for s in staged.values()}) == 1
+        if not whole or any(track.encoding for track in self.tracks):
+            return ()
+        return tuple(Adoption(p, s.version, realign=True) for p, s in staged.items())
+
+    def _pause(self, now: float) -> str:
+        liveness = self.settings.liveness
+        if (
+            self._offline_since is not None
+            and now - self._offline_since > liveness.max_offline_s
+            and liveness.offline_action == "pause"
+        ):
+            return f"no answer from Redis for {now - self._offline_since:.0f} s"
+        return ""
+
+    def _stop(self, now: float, handing_in: bool) -> str:
+        liveness = self.settings.liveness
+        if self._fenced_by:
+            return f"incarnation {self._fenced_by} of {self.learner} has taken over"
+        if self._kicked:
+            return f"kicked: {self._kicked}"
+        if self.head is not None and self.head.state == "stopped":
+            return "the run has ended"
+        if (
+            self._offline_since is not None
+            and now - self._offline_since > liveness.max_offline_s
+            and liveness.offline_action == "exit"
+        ):
+            return f"offline for more than {liveness.max_offline_s:g} s"
+        if self._draining and not handing_in and not any(t.uploading for t in self.tracks):
+            return "drained"
+        return ""
+
+    # ---- following the log ----------------------------------------------------------------------
+
+    def _obey(self, order: Order) -> None:
+        if order.incarnation != self.incarnation:
+            return
+        if order.kind == "realign":
+            self.aligned = False
+        elif order.kind == "drain":
+            self._draining = True
+        else:
+            self._kicked = order.reason or "no reason given"
+
+    def _follow(self, head: Head) -> None:
+        if self.head is not None and head.seq < self.head.seq and head.line <= self.head.line:
+            return  # a laggard replica, or a reader that fell behind
+        self.head = head
+        if head.line > self.line and self.aligned:
+            self.aligned = False
+            for track in self.tracks:
+                track.staged = None
+
+    def _take_receipts(self, receipts: Iterable[Receipt]) -> None:
+        for receipt in receipts:
+            track = self.tracks[receipt.fragment]
+            waiting = track.outstanding
+            if waiting is None or waiting[:2] != (receipt.incarnation, receipt.seq):
+                continue
+            track.outstanding = None
+            if receipt.fate == "refused":
+                self.aligned = False
