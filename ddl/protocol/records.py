@@ -363,6 +363,16 @@ class Handin(Record, frozen=True, kw_only=True):
     def id(self) -> HandinId:
         return HandinId(self.learner, self.incarnation, self.fragment, self.seq)
 
+    @property
+    def header(self) -> bytes:
+        """The announcement as the payload's own metadata repeats it: without what names the
+        payload, which cannot be known inside of it."""
+        return canonical(msgspec.structs.replace(self, payload=NO_PAYLOAD))
+
+
+NO_PAYLOAD = ObjectRef(key="", bytes=0, sha256="")
+"""Stands in an announcement that is part of its own payload."""
+
 
 def held_digest(hashes: Mapping[int, str]) -> str:
     """Digest over the SHA-256 of every fragment's adopted bytes, by fragment number."""

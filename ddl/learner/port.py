@@ -1,0 +1,125 @@
+"""How ddl reads and writes the user's model: one fragment at a time, through host fp32.
+
+`ModelPort` serves any `nn.Module` whose parameters are plain tensors, on one device. A port for
+sharded parameters (DTensor) can stand beside it with the same methods.
+
+On a GPU, `read` starts copies to pinned memory on a side stream that first waits for the training
+stream, and the training stream waits for nothing: the reader calls `Copy.wait` in its own thread.
+The next optimizer step must not overwrite what is still being copied, so the training stream is
+made to wait for the copy on the device (not the host) before it goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from ddl.errors import RefusedError
+from ddl.merge.inspect import describe_model
+from ddl.protocol.records import Layout, TensorSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """A fragment's values on the host: parameters fp32, buffers in their own type."""
+
+    parameters: Mapping[str, Tensor]
+    buffers: Mapping[str, Tensor]
+    _done: torch.cuda.Event | None = None
+
+    def wait(self) -> None:
+        """Block until the values are there; never called by the training thread."""
+        if self._done is not None:
+            self._done.synchronize()
+
+
+class ModelPort:
+    """Reads and writes the tensors of `layout` in `model`.
+
+    Raises: RefusedError when the model is not the run's; the first difference is named.
+    """
+
+    def __init__(self, model: nn.Module, layout: Layout) -> None:
+        described = describe_model(model)
+        self._tensors = described.tensors
+        self._layout = layout
+        _check_same(layout, {name: t for name, t in self._tensors.items()})
+        self.device = next(
+            (t.device for t in self._tensors.values() if t.device.type != "cpu"),
+            torch.device("cpu"),
+        )
+        self._stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
+
+    def specs(self, fragment: int) -> Sequence[TensorSpec]:
+        """The tensors of one fragment, in the layout's order."""
+        return self._layout.by_fragment[fragment]
+
+    def read(self, fragment: int) -> Copy:
+        """Copy one fragment's values to the host."""
+        specs = self.specs(fragment)
+        done = None
+        if self._stream is None:
+            values = {s.name: self._host(s) for s in specs}
+        else:
+            training = torch.cuda.current_stream(self.device)
+            self._stream.wait_stream(training)
+            with torch.cuda.stream(self._stream):
+                values = {s.name: self._host(s) for s in specs}
+                done = torch.cuda.Event()
+                done.record(self._stream)
+            training.wait_stream(self._stream)
+        return Copy(
+            {s.name: values[s.name] for s in specs if s.kind == "parameter"},
+            {s.name: values[s.name] for s in specs if s.kind == "buffer"},
+            done,
+        )
+
+    def current(self, fragment: int) -> dict[str, Tensor]:
+        """One fragment's parameters as they are now, detached; on the CPU without a copy."""
+        return {
+            s.name: self._tensors[s.name].detach().cpu()
+            for s in self.specs(fragment)
+            if s.kind == "parameter"
+        }
+
+    def assign(self, values: Mapping[str, Tensor]) -> None:
+        """Set tensors by name, in place, so that optimizers and compiled graphs keep them."""
+        with torch.no_grad():
+            for name, value in values.items():
+                self._tensors[name].copy_(value, non_blocking=self._stream is not None)
+
+    def _host(self, spec: TensorSpec) -> Tensor:
+        source = self._tensors[spec.name].detach()
+        dtype = torch.float32 if spec.kind == "parameter" else source.dtype
+        out = torch.empty(source.shape, dtype=dtype, pin_memory=self._stream is not None)
+        return out.copy_(source, non_blocking=self._stream is not None)
+
+
+def _check_same(layout: Layout, tensors: Mapping[str, Tensor]) -> None:
+    expected = {spec.name: spec for spec in layout.tensors}
+    hint = "Start the learner with the task that the run was started with"
+    for name, spec in expected.items():
+        if name not in tensors:
+            raise RefusedError(f"this model lacks {name!r}, which the run's model has", hint=hint)
+        found = tensors[name]
+        shape, dtype = tuple(found.shape), str(found.dtype).removeprefix("torch.")
+        if shape != spec.shape:
+            raise RefusedError(
+                f"this model is not the run's: {name!r} has shape {shape}, the run {spec.shape}",
+                hint=hint,
+            )
+        if dtype != spec.dtype:
+            raise RefusedError(
+                f"this model is not the run's: {name!r} is {dtype}, the run has {spec.dtype}",
+                hint=hint,
+            )
+    unknown = sorted(set(tensors) - set(expected))
+    if unknown:
+        raise RefusedError(
+            f"this model has {unknown[0]!r}, which the run's model lacks "
+            f"({len(unknown)} such in all)",
+            hint=hint,
+        )

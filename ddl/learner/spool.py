@@ -1,0 +1,107 @@
+"""Contributions on local disk, from the snapshot until the receipt.
+
+A payload is spooled before it is uploaded, so that a crash, a long outage or a new process under the
+same id loses nothing that was handed in. One contribution is two files: the payload, and its
+announcement, written last and by rename: without it the payload does not count.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from ddl.errors import DdlError, ProtocolError, StoreFullError
+from ddl.protocol.records import Handin, HandinId
+from ddl.protocol.wire import canonical, parse
+
+
+def default_root() -> Path:
+    """Where spools lie unless `DDL_SPOOL` says otherwise: the user's state folder."""
+    given = os.environ.get("DDL_SPOOL")
+    if given:
+        return Path(given)
+    state = os.environ.get("XDG_STATE_HOME")
+    return (Path(state) if state else Path.home() / ".local" / "state") / "ddl" / "spool"
+
+
+class Spool:
+    """The spool of one learner of one run: `<root>/<run>-<lineage>/<learner>/`.
+
+    Raises: ConfigError-like `DdlError` when the folder cannot be made.
+    """
+
+    def __init__(self, root: Path, *, run: str, lineage: str, learner: str) -> None:
+        self.folder = root / f"{run}-{lineage[:8]}" / learner
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise DdlError(
+                f"spool folder {self.folder} cannot be made: {error.strerror}",
+                hint="Set DDL_SPOOL to a folder on local disk that this user may write to",
+            ) from error
+
+    def payload(self, id_: HandinId) -> Path:
+        """Where the payload of a contribution lies."""
+        return self.folder / f"{_name(id_)}.safetensors"
+
+    def keep(self, handin: Handin, payload: memoryview) -> Path:
+        """Write one contribution; it is whole on disk when this returns.
+
+        Raises: StoreFullError when the disk is full; nothing half-written stays then.
+        """
+        path = self.payload(handin.id)
+        try:
+            _write(path, payload)
+            _write(self._record(handin.id), memoryview(canonical(handin)))
+        except OSError as error:
+            self.drop(handin.id)
+            raise StoreFullError(
+                f"contribution {handin.id} cannot be spooled in {self.folder}: {error.strerror}",
+                hint="Free some space there, or set DDL_SPOOL to another disk",
+            ) from error
+        return path
+
+    def drop(self, id_: HandinId) -> None:
+        """Forget one contribution: it has its receipt."""
+        self._record(id_).unlink(missing_ok=True)
+        self.payload(id_).unlink(missing_ok=True)
+
+    def waiting(self) -> Iterator[Handin]:
+        """Every whole contribution, oldest first; what is not whole is removed."""
+        records = sorted(self.folder.glob("*.json"))
+        whole = {record.stem for record in records}
+        for path in self.folder.iterdir():
+            if path.name.split(".")[0] not in whole:
+                path.unlink(missing_ok=True)
+        for path in records:
+            try:
+                handin = parse(path.read_bytes(), Handin, what=f"spooled announcement {path}")
+            except ProtocolError:
+                path.unlink(missing_ok=True)  # of another version of ddl: nobody can use it
+                continue
+            yield handin
+
+    def clear(self) -> None:
+        """Remove the folder, if nothing waits in it."""
+        if next(self.waiting(), None) is None:
+            with suppress(OSError):
+                shutil.rmtree(self.folder)
+
+    def _record(self, id_: HandinId) -> Path:
+        return self.folder / f"{_name(id_)}.json"
+
+
+def _name(id_: HandinId) -> str:
+    return f"{id_.incarnation:06d}-f{id_.fragment:04d}-{id_.seq:08d}"
+
+
+def _write(path: Path, data: memoryview) -> None:
+    temporary = path.with_suffix(".part")
+    with temporary.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
