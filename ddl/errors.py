@@ -11,6 +11,7 @@
     ├── StoreError             the object store said no
     │   ├── ObjectNotFoundError
     │   ├── StoreDeniedError   credentials or rights
+    │   │   └── CredentialsExpiredError  (retryable: renewed ones are read)
     │   ├── StoreFullError     no space left, or a quota
     │   └── StoreUnavailableError   (retryable)
     └── RegistryError          Redis said no
@@ -81,6 +82,12 @@ class ObjectNotFoundError(StoreError):
 
 class StoreDeniedError(StoreError):
     """The store answers but does not let us: credentials, rights, or a missing bucket."""
+
+
+class CredentialsExpiredError(StoreDeniedError):
+    """The credentials were good once; the same call succeeds when they have been renewed."""
+
+    retryable = True
 
 
 class StoreFullError(StoreError):

@@ -7,6 +7,7 @@ library to `ddl.errors.StoreError` and passes `tests/contract/test_store.py`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Literal, NamedTuple, Protocol
@@ -16,7 +17,14 @@ Body = bytes | bytearray | memoryview | Path
 """What an object is written from: bytes in memory, or a file on local disk."""
 
 Progress = Callable[[int], None]
-"""Called with the number of bytes moved since the last call; may come from any thread."""
+"""Called with the number of bytes moved since the last call; may come from any thread.
+
+Negative when moved bytes were lost and are moved again; the calls of a successful transfer add up
+to the size of the object. May block (this is how bandwidth is capped) and may raise.
+"""
+
+_KEY = re.compile(r"(?!\.)[^/\x00-\x1f\x7f\\]+(?:/(?!\.)[^/\x00-\x1f\x7f\\]+)*")
+_KEY_BYTES_MAX = 1024
 
 
 class ObjectInfo(NamedTuple):
@@ -26,6 +34,18 @@ class ObjectInfo(NamedTuple):
     bytes: int
     modified_at: float
     """Seconds since the epoch by the store's own clock: for people, never for a decision."""
+
+
+def check_key(key: str) -> str:
+    """Return `key` if every store can hold it, without a way out of the store's own prefix.
+
+    Refused: absolute keys, empty parts, parts that start with a dot (so "." and ".." too; stores
+    keep their own scratch files there), backslashes, control characters, more than 1,024 bytes.
+    Raises: ValueError. Keys are built by `ddl.protocol.keys`, so a bad one is a mistake of ours.
+    """
+    if not _KEY.fullmatch(key) or len(key.encode()) > _KEY_BYTES_MAX:
+        raise ValueError(f"not an object key: {key!r}")
+    return key
 
 
 class Store(Protocol):
@@ -41,7 +61,8 @@ class Store(Protocol):
 
         Contract: with mode "plain" MUST return True. With mode "create" MUST return False and
         change nothing if the key exists, and of several writers at once exactly one MUST get True.
-        A writer whose reply was lost MUST learn its true result (by reading back).
+        A writer whose reply was lost MUST learn its true result, by reading back; so writers
+        that race for a key must differ in what they write.
         Raises: StoreDeniedError, StoreFullError, StoreUnavailableError.
         """
         ...
@@ -79,6 +100,14 @@ class Store(Protocol):
         """Delete objects; a key that is not there is no error. Raises: StoreError."""
         ...
 
+    def sweep_uploads(self, *, older_than_s: float) -> int:
+        """Remove what interrupted writes left behind and no listing shows; return their number.
+
+        Only leftovers untouched for `older_than_s` by the store's own clock: younger ones may
+        belong to a write under way. Raises: StoreError.
+        """
+        ...
+
     def close(self) -> None:
-        """Free connections. Calls under way may fail."""
+        """Free connections and end waits. Calls under way fail with StoreUnavailableError."""
         ...
