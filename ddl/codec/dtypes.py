@@ -30,11 +30,15 @@ TYPES: Final[dict[str, torch.dtype]] = {code: dtype for dtype, code in CODES.ite
 _BY_NAME: Final = {str(dtype).removeprefix("torch."): dtype for dtype in CODES}
 
 
-def torch_dtype(name: str) -> torch.dtype:
-    """The torch type that a record calls `name`, such as "float32". Raises: ProtocolError."""
+def torch_dtype(name: str, *, of: str) -> torch.dtype:
+    """The torch type that a record calls `name`, such as "float32", for the tensor `of`.
+
+    Raises: ProtocolError: a type that cannot be stored.
+    """
     try:
         return _BY_NAME[name]
     except KeyError:
         raise ProtocolError(
-            f"element type {name!r} cannot be stored", hint=f"Storable are: {', '.join(_BY_NAME)}"
+            f"tensor {of!r} has the element type {name}, which cannot be stored",
+            hint=f"Storable are {', '.join(_BY_NAME)}",
         ) from None

@@ -94,7 +94,7 @@ def encode_payload(
             )
         decoded[spec.name] = coded
     for spec in others:
-        tensors[spec.name].copy_(_given(buffers, spec, torch_dtype(spec.dtype)))
+        tensors[spec.name].copy_(_given(buffers, spec, torch_dtype(spec.dtype, of=spec.name)))
     written = memoryview(memory)[: frame.num_bytes]
     return Encoded(buffer=written, sha256=sha256(written), decoded=decoded)
 
@@ -144,7 +144,7 @@ def _check_frame(frame: Frame, expected: Iterable[TensorPlan], *, what: str) -> 
 def _tensors(specs: Sequence[TensorSpec], codec: Codec) -> list[TensorPlan]:
     parameters, buffers = split(specs)
     plans = [plan for spec in parameters for plan in codec.plan(spec.name, spec.shape).values()]
-    return plans + [TensorPlan(s.name, torch_dtype(s.dtype), s.shape) for s in buffers]
+    return plans + [TensorPlan(s.name, torch_dtype(s.dtype, of=s.name), s.shape) for s in buffers]
 
 
 def _coded(spec: TensorSpec, codec: Codec, tensors: Mapping[str, Tensor]) -> Coded:
