@@ -69,16 +69,23 @@ class Outstanding(NamedTuple):
 
     incarnation: int
     seq: int
-    tokens: int
+    amount: Amount
+
+
+class Stop(NamedTuple):
+    """Why this learner must stop stepping."""
+
+    kind: Literal["ended", "drained", "offline", "fenced", "kicked"]
+    reason: str
 
 
 class Plan(NamedTuple):
-    """What to do at this step boundary. `pause` and `stop` are sentences, empty for no."""
+    """What to do at this step boundary. `pause` is a sentence, empty for no."""
 
     snapshots: tuple[Snapshot, ...]
     adoptions: tuple[Adoption, ...]
     pause: str
-    stop: str
+    stop: Stop | None
 
     def __bool__(self) -> bool:
         return bool(self.snapshots or self.adoptions or self.pause or self.stop)
@@ -150,6 +157,8 @@ class LearnerMachine:
         self.boot = ""
         self.must_register = False
         self.aligned = False
+        self.started = False
+        self.paused = False
         self._offline_since: float | None = now
         self._order: Order | None = None
         self._fenced_by = 0
@@ -238,6 +247,18 @@ class LearnerMachine:
         """The anchor has moved: the fragment may be adopted again."""
         self.tracks[fragment].encoding = False
 
+    def on_spoiled(self, fragment: int) -> None:
+        """A snapshot held values that are not finite: nothing was handed in, all is thrown away."""
+        track = self.tracks[fragment]
+        assert track.outstanding is not None
+        amount = track.outstanding.amount
+        track.seq -= 1
+        track.handed_in -= amount
+        track.discarded += amount
+        track.outstanding = None
+        track.encoding = track.uploading = False
+        self.aligned = False
+
     def on_announced(self, fragment: int) -> None:
         """The payload is stored and its announcement is in Redis."""
         self.tracks[fragment].uploading = False
@@ -245,7 +266,7 @@ class LearnerMachine:
     def on_inherited(self, handin: Handin) -> None:
         """A predecessor's spooled contribution is announced again under its old id."""
         self.tracks[handin.fragment].outstanding = Outstanding(
-            handin.incarnation, handin.seq, handin.tokens
+            handin.incarnation, handin.seq, Amount(steps=handin.steps, tokens=handin.tokens)
         )
 
     def drain(self) -> None:
@@ -261,7 +282,7 @@ class LearnerMachine:
             snapshots=snapshots,
             adoptions=self._adoptions({s.fragment for s in snapshots}),
             pause=self._pause(now),
-            stop=self._stop(now, bool(snapshots)),
+            stop=self._stop(now, handing_in=bool(snapshots)),
         )
 
     def begin(self, plan: Plan) -> None:
@@ -276,12 +297,14 @@ class LearnerMachine:
             track.launch = snapshot.launch
             track.handed_in = snapshot.total
             track.in_u = Amount()
-            track.outstanding = Outstanding(self.incarnation, snapshot.seq, snapshot.tokens)
+            amount = Amount(steps=snapshot.steps, tokens=snapshot.tokens)
+            track.outstanding = Outstanding(self.incarnation, snapshot.seq, amount)
             track.encoding = track.uploading = True
         for adoption in plan.adoptions:
             self._adopt(adoption)
         if plan.adoptions and plan.adoptions[0].realign:
-            self.aligned = True
+            self.aligned = self.started = True
+        self.paused = bool(plan.pause)
 
     def _adopt(self, adoption: Adoption) -> None:
         track = self.tracks[adoption.fragment]
@@ -332,7 +355,8 @@ class LearnerMachine:
         all learners have trained since. Never falls, except on a new line. With one learner it is
         its own token count."""
         own = sum(
-            share * (track.in_u.tokens + (track.outstanding.tokens if track.outstanding else 0))
+            share
+            * (track.in_u.tokens + (track.outstanding.amount.tokens if track.outstanding else 0))
             for share, track in zip(self.shares, self.tracks, strict=True)
         )
         shares = self.head.shares if self.head else {}
@@ -434,23 +458,24 @@ class LearnerMachine:
             return f"no answer from Redis for {now - self._offline_since:.0f} s"
         return ""
 
-    def _stop(self, now: float, handing_in: bool) -> str:
+    def _stop(self, now: float, *, handing_in: bool) -> Stop | None:
         liveness = self.settings.liveness
         if self._fenced_by:
-            return f"incarnation {self._fenced_by} of {self.learner} has taken over"
+            life = f"incarnation {self._fenced_by} of {self.learner}"
+            return Stop("fenced", f"{life} has taken over")
         if self._kicked:
-            return f"kicked: {self._kicked}"
+            return Stop("kicked", f"kicked: {self._kicked}")
         if self.head is not None and self.head.state == "stopped":
-            return "the run has ended"
+            return Stop("ended", "the run has ended")
         if (
             self._offline_since is not None
             and now - self._offline_since > liveness.max_offline_s
             and liveness.offline_action == "exit"
         ):
-            return f"offline for more than {liveness.max_offline_s:g} s"
+            return Stop("offline", f"no Redis for more than {liveness.max_offline_s:g} s")
         if self._draining and not handing_in and not any(t.uploading for t in self.tracks):
-            return "drained"
-        return ""
+            return Stop("drained", "asked to leave")
+        return None
 
     # ---- following the log ----------------------------------------------------------------------
 

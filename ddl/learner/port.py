@@ -46,12 +46,16 @@ class ModelPort:
         described = describe_model(model)
         self._tensors = described.tensors
         self._layout = layout
-        _check_same(layout, {name: t for name, t in self._tensors.items()})
+        _check_same(layout, self._tensors)
         self.device = next(
             (t.device for t in self._tensors.values() if t.device.type != "cpu"),
             torch.device("cpu"),
         )
-        self._stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
+        self._stream = (
+            torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+            if self.device.type == "cuda"
+            else None
+        )
 
     def specs(self, fragment: int) -> Sequence[TensorSpec]:
         """The tensors of one fragment, in the layout's order."""
@@ -68,7 +72,7 @@ class ModelPort:
             self._stream.wait_stream(training)
             with torch.cuda.stream(self._stream):
                 values = {s.name: self._host(s) for s in specs}
-                done = torch.cuda.Event()
+                done = torch.cuda.Event()  # type: ignore[no-untyped-call]
                 done.record(self._stream)
             training.wait_stream(self._stream)
         return Copy(

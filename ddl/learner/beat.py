@@ -1,0 +1,206 @@
+"""The beat thread: says what the learner is, hears what the run wants, follows the log.
+
+It knows nothing of training: a step that holds up the training thread, or an upload that takes
+minutes, does not delay a beat.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import msgspec
+
+from ddl.core.learner import LearnerMachine
+from ddl.errors import (
+    DdlError,
+    ObjectNotFoundError,
+    RefusedError,
+    RegistryError,
+    StoreError,
+)
+from ddl.learner.meters import rss_bytes
+from ddl.learner.session import Session
+from ddl.learner.shared import Shared
+from ddl.protocol.records import HandinId, LearnerRecord, LogRecord
+from ddl.protocol.wire import digest, parse
+from ddl.registry.base import settings_digest
+
+LEAST_GAP_S = 0.02
+"""Shortest time between two beats, however fast the news come."""
+
+
+class BeatThread(threading.Thread):
+    """Beats every `beat_s`, and at once when there is news.
+
+    Args:
+        put_again: asked to put the payload of a contribution once more.
+        lr: reads the inner learning rate now, or None.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        shared: Shared,
+        *,
+        put_again: Callable[[HandinId], None],
+        lr: Callable[[], float | None],
+    ) -> None:
+        super().__init__(name="ddl-beat", daemon=True)
+        self._session = session
+        self._shared = shared
+        self._put_again = put_again
+        self._lr = lr
+        self._quiet_since: float | None = None
+        self._error = ""
+
+    def run(self) -> None:
+        shared = self._shared
+        try:
+            while not shared.leaving.is_set():
+                self._wait()
+                if not shared.leaving.is_set():
+                    self._beat_or_follow()
+        except DdlError as error:
+            shared.fail(error)
+
+    def record(self) -> LearnerRecord:
+        """What to say of this learner now."""
+        shared = self._shared
+        now = self._session.clock.monotonic()
+        loss = shared.loss.value()
+        with shared.changed:
+            machine = shared.machine
+            down_since = shared.store_down_since
+            return msgspec.structs.replace(
+                self._session.record,
+                state=_state(machine),
+                step=machine.local_steps,
+                step_s=shared.clock.step_s,
+                tokens=machine.trained.tokens,
+                loss=loss,
+                lr=self._lr(),
+                held=machine.held,
+                line=machine.line,
+                handed_in=machine.work("handed_in"),
+                discarded=machine.work("discarded"),
+                in_u=machine.work("in_u"),
+                stall_s=shared.clock.stall_s,
+                busy_s=shared.clock.busy_s,
+                rss_bytes=rss_bytes(),
+                upload=shared.transfers.upload(now),
+                up_bytes=shared.transfers.up_bytes,
+                down_bytes=shared.transfers.down_bytes,
+                store_down_s=0.0 if down_since is None else now - down_since,
+                error=self._error,
+            )
+
+    def leave(self, error: str) -> None:
+        """Say that this incarnation ends; called after the thread has ended."""
+        self._error = error
+        self._session.registry.leave(self.record())
+
+    # ---- one beat -----------------------------------------------------------------------------
+
+    def _wait(self) -> None:
+        beat_s = self._shared.machine.settings.liveness.beat_s
+        if self._quiet_since is not None:
+            self._shared.leaving.wait(beat_s)
+            return
+        self._shared.leaving.wait(LEAST_GAP_S)
+        try:
+            self._session.registry.wait_news(beat_s)
+        except RegistryError as error:
+            self._on_silence(error)
+
+    def _beat_or_follow(self) -> None:
+        try:
+            self._beat()
+        except RegistryError as error:
+            self._on_silence(error)
+            self._follow_log()
+        else:
+            if self._quiet_since is not None:
+                self._quiet_since = None
+                self._session.tell("registry.back", "Redis answers again")
+
+    def _beat(self) -> None:
+        session, shared = self._session, self._shared
+        with shared.changed:
+            handins = tuple(shared.stored.values())
+            known = settings_digest(shared.machine.settings)
+        reply = session.registry.beat(self.record(), handins, settings_digest=known)
+        session.server.observe(reply.now)
+        with shared.changed:
+            machine = shared.machine
+            seq_before = machine.head.seq if machine.head else -1
+            machine.on_beat(reply)
+            must_register = machine.must_register
+            moved = machine.head is not None and machine.head.seq != seq_before
+            self._forget_receipted()
+            shared.changed.notify_all()
+        if must_register:
+            self._register_again()
+        if moved or must_register:
+            self._read_fragments()
+        for id_ in reply.again:
+            self._put_again(id_)
+
+    def _read_fragments(self) -> None:
+        states = self._session.registry.read_fragments()
+        with self._shared.changed:
+            self._shared.machine.on_fragments(states)
+            self._shared.changed.notify_all()
+
+    def _register_again(self) -> None:
+        """Redis was emptied or replaced, and rebuilt: enter our incarnation anew."""
+        liveness = self._shared.machine.settings.liveness
+        joined = self._session.registry.register(
+            self.record(), gone_s=liveness.gone_s, takeover=self._session.takeover
+        )
+        if joined.holder is not None and joined.refused:
+            raise RefusedError(joined.refused)
+
+    def _forget_receipted(self) -> None:
+        """Drop from the spool what the machine knows to have its receipt. Lock held."""
+        learner = self._session.learner
+        waiting = {HandinId(learner, i, f, s) for i, f, s in self._shared.machine.outstanding}
+        for id_ in [id_ for id_ in self._shared.stored if id_ not in waiting]:
+            del self._shared.stored[id_]
+            self._session.spool.drop(id_)
+
+    # ---- without Redis ------------------------------------------------------------------------
+
+    def _on_silence(self, error: RegistryError) -> None:
+        now = self._session.clock.monotonic()
+        with self._shared.changed:
+            self._shared.machine.on_silence(now)
+            self._shared.changed.notify_all()
+        if self._quiet_since is None:
+            self._quiet_since = now
+            self._session.journal.tell("registry.lost", f"{error}; training goes on")
+        if not error.retryable:
+            raise error
+
+    def _follow_log(self) -> None:
+        """Read what the coordinator has committed meanwhile, straight from the store."""
+        session, shared = self._session, self._shared
+        while not shared.leaving.is_set():
+            key = session.keys.commit(shared.machine.next_seq)
+            try:
+                data = bytes(session.store.get(key))
+            except (ObjectNotFoundError, StoreError):
+                return  # nothing new, or the store is away as well: the next beat looks again
+            record = parse(data, LogRecord, what=key)
+            with shared.changed:
+                shared.machine.on_record(record, digest(data))
+                self._forget_receipted()
+                shared.changed.notify_all()
+
+
+def _state(machine: LearnerMachine) -> str:
+    if machine.draining:
+        return "draining"
+    if machine.paused:
+        return "paused"
+    return "training" if machine.started else "joining"

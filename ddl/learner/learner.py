@@ -1,0 +1,285 @@
+"""`ddl.Learner`: a run's learner around any PyTorch loop.
+
+    with ddl.Learner.join("redis://host/0?run=NAME", model=model, optimizer=optimizer) as learner:
+        for batch in data:
+            ...                                   # forward, backward, optimizer.step()
+            progress = learner.step(tokens=n, loss=loss)
+            if learner.should_stop:
+                break
+
+`step` is the step boundary: weights are copied for contributions and versions are adopted there,
+in the training thread, and nowhere else. Everything slow happens in three other threads (`beat`,
+`up`, `down`); the training thread never waits for a network, another learner or the coordinator.
+"""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+from typing import Self
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ddl.core.learner import LearnerMachine, Plan, Stop
+from ddl.errors import DdlError, RegistryError
+from ddl.learner.beat import BeatThread
+from ddl.learner.down import DownThread
+from ddl.learner.meters import LossMeter, StepClock, Transfers
+from ddl.learner.port import ModelPort
+from ddl.learner.session import JoinOptions, Session, open_session
+from ddl.learner.shared import Shared, StagedFragment
+from ddl.learner.up import Taken, UpThread
+from ddl.merge.movement import Movement
+from ddl.task import Progress
+
+
+class Learner:
+    """One learner of a run. Made by `join`; used by one training thread.
+
+    Attributes:
+        id: this learner's id.
+        stop: why it should stop, None as long as it should not.
+    """
+
+    def __init__(self, session: Session) -> None:
+        """Begin to beat as a joining learner; `attach` brings in the model."""
+        now = session.clock.monotonic()
+        self.id = session.learner
+        self.stop: Stop | None = None
+        self._session = session
+        self._shared = Shared(
+            machine=LearnerMachine(
+                learner=session.learner,
+                incarnation=session.incarnation,
+                shares=session.run.run.layout.shares,
+                settings=session.run.settings,
+                now=now,
+            ),
+            loss=LossMeter(),
+            clock=StepClock(now),
+            transfers=Transfers(),
+        )
+        self._optimizer: Optimizer | None = None
+        self._port: ModelPort | None = None
+        layout = session.run.run.layout
+        self._movements = [Movement(specs) for specs in layout.by_fragment]
+        self._up = UpThread(session, self._shared, self._movements)
+        self._down = DownThread(session, self._shared)
+        self._beat = BeatThread(
+            session, self._shared, put_again=self._up.put_again, lr=self._learning_rate
+        )
+        self._up.inherit()
+        for thread in (self._up, self._beat):
+            thread.start()
+
+    @classmethod
+    def join(
+        cls,
+        address: str,
+        *,
+        model: nn.Module,
+        optimizer: Optimizer | None = None,
+        id: str | None = None,  # noqa: A002 - the word that users know
+        store: str | None = None,
+        takeover: bool = False,
+    ) -> Self:
+        """Join a run and give `model` the run's weights.
+
+        Args:
+            address: `redis://HOST:PORT/DB?run=NAME`.
+            model: the run's model; its weights are replaced by the newest version.
+            optimizer: shown to people by its learning rate; never reset or changed.
+            id: this learner's id; by default made from the host's name and a random part.
+            store: where this machine reaches the store, if not where the run says.
+            takeover: replace a living process of the same id.
+        Raises:
+            RefusedError: another model than the run's, or the id is taken.
+            AddressError, RegistryError, StoreError.
+        """
+        device = str(next((p.device for p in model.parameters()), "cpu"))
+        options = JoinOptions(
+            address=address, learner=id, store=store, takeover=takeover, device=device
+        )
+        learner = cls(open_session(options))
+        try:
+            learner.attach(model, optimizer)
+        except BaseException as error:
+            learner.close(error=str(error))
+            raise
+        return learner
+
+    def attach(self, model: nn.Module, optimizer: Optimizer | None = None) -> None:
+        """Bring in the model and wait until it holds the run's newest weights.
+
+        Raises: RefusedError when it is not the run's model.
+        """
+        self._optimizer = optimizer
+        self._port = ModelPort(model, self._session.run.run.layout)
+        self._down.start()
+        shared = self._shared
+        with shared.changed:
+            while not shared.machine.started:
+                shared.raise_fatal()
+                plan = shared.machine.plan(self._now())
+                if plan.stop is not None:
+                    self.stop = plan.stop
+                    return
+                if plan.adoptions:
+                    self._adopt(plan, self._begin(plan))
+                else:
+                    shared.changed.wait(1.0)
+        version = shared.machine.head.global_version if shared.machine.head else 0
+        self._session.tell("learner.started", f"{self.id} trains from version {version}")
+        shared.clock.leave(self._now())
+
+    # ---- the step boundary ----------------------------------------------------------------------
+
+    def step(
+        self, *, tokens: int, loss: Tensor | float | None = None, applied: bool = True
+    ) -> Progress:
+        """Tell that one optimizer step was taken; hand in and adopt what is due.
+
+        Args:
+            tokens: tokens (or samples) that went into the step, > 0.
+            loss: the step's loss, for people; a tensor is read later, without a sync here.
+            applied: False when the optimizer left the step out (a gradient scaler that overflowed).
+        Raises: what has ended a background thread (fenced, refused, store denied, ...).
+        """
+        if tokens < 1:
+            raise ValueError(f"tokens must be at least 1, got {tokens!r}")
+        shared = self._shared
+        now = self._now()
+        shared.clock.enter(now)
+        shared.raise_fatal()
+        if loss is not None:
+            shared.loss.add(loss)
+        with shared.changed:
+            shared.machine.on_step(tokens, applied=applied)
+            plan = shared.machine.plan(now)
+            staged = self._begin(plan)
+        if applied:
+            shared.clock.applied(now)
+        self._carry_out(plan, staged)
+        if plan.pause:
+            self._pause()
+        shared.clock.leave(self._now())
+        return self.progress
+
+    @property
+    def progress(self) -> Progress:
+        """Where the run stands, as this learner knows it."""
+        with self._shared.changed:
+            machine = self._shared.machine
+            return Progress(
+                tokens=machine.progress_tokens(),
+                fraction=machine.progress_fraction(),
+                global_version=machine.head.global_version if machine.head else 0,
+                local_steps=machine.local_steps,
+            )
+
+    @property
+    def should_stop(self) -> bool:
+        """Whether the loop should end: the run is over, or this learner is to leave."""
+        return self.stop is not None
+
+    def _begin(self, plan: Plan) -> dict[int, StagedFragment]:
+        """Book the plan and take what it adopts off the stage. Lock held."""
+        self._shared.machine.begin(plan)
+        return {a.fragment: self._shared.staged.pop(a.fragment) for a in plan.adoptions}
+
+    def _carry_out(self, plan: Plan, staged: dict[int, StagedFragment]) -> None:
+        assert self._port is not None, "step() before attach()"
+        for snapshot in plan.snapshots:
+            self._up.take(Taken(snapshot, self._port.read(snapshot.fragment)))
+        self._adopt(plan, staged)
+        if plan.stop is not None:
+            self.stop = plan.stop
+
+    def _adopt(self, plan: Plan, staged: dict[int, StagedFragment]) -> None:
+        assert self._port is not None
+        settings = self._session.run.run.settings.adopt
+        for adoption in plan.adoptions:
+            fragment = staged[adoption.fragment]
+            movement = self._movements[adoption.fragment]
+            if adoption.realign:
+                values = movement.realign(fragment.parameters)
+            else:
+                values = movement.adopt(
+                    self._port.current(adoption.fragment),
+                    fragment.parameters,
+                    mode=settings.mode,
+                    alpha=settings.alpha,
+                )
+            self._port.assign({**values, **fragment.buffers})
+
+    def _pause(self) -> None:
+        """Stand still until there is no more reason to; beats go on."""
+        shared = self._shared
+        started = self._now()
+        with shared.changed:
+            while True:
+                shared.raise_fatal()
+                plan = shared.machine.plan(self._now())
+                if not plan.pause or plan.stop is not None:
+                    self.stop = plan.stop
+                    break
+                shared.changed.wait(shared.machine.settings.liveness.beat_s)
+        shared.clock.pause(self._now() - started)
+
+    # ---- leaving --------------------------------------------------------------------------------
+
+    def drain(self) -> None:
+        """Ask to leave: the next boundaries hand in what they can, then `should_stop` is set.
+
+        Safe to call from a signal handler.
+        """
+        self._shared.machine.drain()
+
+    def close(self, *, error: str = "") -> None:
+        """Leave the run: finish uploads within `drain_s`, say goodbye, end all threads.
+
+        `error` is shown to people as the reason. Can be called more than once.
+        """
+        shared = self._shared
+        if shared.leaving.is_set():
+            return
+        drain_s = shared.machine.settings.liveness.drain_s
+        self._up.finish()
+        self._up.join(timeout=drain_s if not error else 1.0)
+        shared.leaving.set()
+        self._session.registry.interrupt()
+        with shared.changed:
+            shared.changed.notify_all()
+        deadline = time.monotonic() + 5.0
+        for thread in (self._up, self._beat, self._down):
+            if thread.ident is not None:
+                thread.join(timeout=max(0.1, deadline - time.monotonic()))
+        try:
+            self._beat.leave(error)
+        except RegistryError as failure:
+            self._session.journal.tell("learner.left_silently", str(failure))
+        except DdlError as failure:  # fenced: the id is somebody else's now
+            self._session.journal.tell("learner.fenced", str(failure))
+        self._session.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close(error=f"{kind.__name__}: {error}" if kind is not None else "")
+
+    # ---- small things ---------------------------------------------------------------------------
+
+    def _now(self) -> float:
+        return self._session.clock.monotonic()
+
+    def _learning_rate(self) -> float | None:
+        if self._optimizer is None or not self._optimizer.param_groups:
+            return None
+        return float(self._optimizer.param_groups[0]["lr"])

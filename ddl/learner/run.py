@@ -1,0 +1,178 @@
+"""`ddl learner join`: train a task file's task as a learner of a run, until told to stop."""
+
+from __future__ import annotations
+
+import hashlib
+import signal
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any, Literal
+
+import torch
+
+from ddl.config import Scalar
+from ddl.errors import ConfigError, RefusedError, TaskError
+from ddl.learner.learner import Learner
+from ddl.learner.session import JoinOptions, Session, open_session
+from ddl.task import Task, TaskContext, load_task, task_digest
+
+Ended = Literal["ended", "drained", "offline", "max_steps"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskOptions:
+    """What to train, beside where to join.
+
+    Attributes:
+        task: the task file of this machine.
+        args: overrides of `[task.args]`.
+        device: "auto", "cpu", "cuda" or "cuda:N".
+        threads: torch threads within an operation; None leaves torch's own choice.
+        max_steps: leave after this many steps; None for no limit.
+    """
+
+    task: Path
+    args: Mapping[str, Scalar] = field(default_factory=dict)
+    device: str = "auto"
+    threads: int | None = None
+    max_steps: int | None = None
+
+
+def run_task(join: JoinOptions, options: TaskOptions) -> Ended:
+    """Join, build the task, train until the run ends, and leave.
+
+    SIGTERM drains: what can be handed in is, then the learner leaves.
+    Raises: DdlError for everything that is wrong with addresses, settings, task or run; whatever
+        the task raises ends the learner with a clean leave and is raised as TaskError.
+    """
+    if options.threads is not None:
+        torch.set_num_threads(options.threads)
+    device = choose_device(options.device)
+    digest = task_digest(options.task)  # before anything is taken: a missing file joins nothing
+    session = open_session(_with_device(join, device))
+    learner = Learner(session)
+    with learner, _drain_on_sigterm(learner):
+        _compare_digest(session, digest, options.task)
+        task = load_task(options.task, _context(session, options, device))
+        learner.attach(task.model, task.optimizer)
+        _train(learner, task, options.max_steps)
+        return _ended(learner)
+
+
+def choose_device(name: str) -> torch.device:
+    """The device that `--device` means. Raises: ConfigError when it is not there."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ConfigError(f"--device {name!r} is unknown", hint="Use auto, cpu or cuda:N") from None
+    if device.type not in ("cpu", "cuda"):
+        raise ConfigError(f"--device {name!r} is not supported", hint="Use auto, cpu or cuda:N")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ConfigError(
+            f"--device {name!r}: this machine has {torch.cuda.device_count()} CUDA devices",
+            hint="Use --device auto or cpu",
+        )
+    return device
+
+
+def _with_device(join: JoinOptions, device: torch.device) -> JoinOptions:
+    import dataclasses
+
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+    return dataclasses.replace(join, device=name)
+
+
+def _context(session: Session, options: TaskOptions, device: torch.device) -> TaskContext:
+    run = session.run.run
+    seed = f"{run.settings.run.seed}/{session.learner}/{session.incarnation}"
+    return TaskContext(
+        run=run.name,
+        seed=run.settings.run.seed,
+        purpose="train",
+        learner=session.learner,
+        incarnation=session.incarnation,
+        data_seed=int.from_bytes(hashlib.sha256(seed.encode()).digest()[:6], "big"),
+        device=device,
+        rank=0,
+        world_size=1,
+        args={**run.settings.task.args, **options.args},
+    )
+
+
+def _compare_digest(session: Session, digest: str, file: Path) -> None:
+    run = session.run.run
+    if digest == run.task_digest:
+        return
+    message = f"task file {file} differs from the one that run {run.name!r} was started with"
+    if run.settings.task.digest == "refuse":
+        raise RefusedError(message, hint="Use the same file, or start the run with task.digest")
+    session.tell("task.differs", f"{session.learner}: {message}")
+
+
+def _train(learner: Learner, task: Task, max_steps: int | None) -> None:
+    groups = task.optimizer.param_groups if task.optimizer is not None else []
+    initial = [group["lr"] for group in groups]
+    progress = learner.progress
+    for batch in _endless(task):
+        if learner.should_stop or (max_steps is not None and progress.local_steps >= max_steps):
+            return
+        if task.lr_factor is not None:
+            factor = task.lr_factor(progress)
+            for group, lr in zip(groups, initial, strict=True):
+                group["lr"] = lr * factor
+        if task.step is not None:
+            result = task.step(batch, progress)
+            progress = learner.step(tokens=result.tokens, loss=result.loss, applied=result.applied)
+        else:
+            loss = _own_step(task, batch)
+            progress = learner.step(tokens=task.num_tokens(batch), loss=loss)
+
+
+def _own_step(task: Task, batch: Any) -> torch.Tensor:
+    assert task.loss is not None
+    assert task.optimizer is not None
+    loss = task.loss(task.model, batch)
+    task.optimizer.zero_grad(set_to_none=True)
+    loss.backward()  # type: ignore[no-untyped-call]
+    task.optimizer.step()
+    return loss
+
+
+def _endless(task: Task) -> Iterator[Any]:
+    """The task's batches, begun again whenever they end."""
+    assert task.batches is not None
+    while True:
+        num = 0
+        for batch in task.batches:
+            num += 1
+            yield batch
+        if num == 0:
+            raise TaskError(
+                "Task.batches is empty, or can be iterated only once",
+                hint="Give an iterable that starts anew each time, such as a DataLoader",
+            )
+
+
+def _ended(learner: Learner) -> Ended:
+    if learner.stop is None:
+        return "max_steps"
+    if learner.stop.kind == "fenced" or learner.stop.kind == "kicked":
+        raise RefusedError(f"learner {learner.id!r} has to leave: {learner.stop.reason}")
+    return learner.stop.kind
+
+
+@contextmanager
+def _drain_on_sigterm(learner: Learner) -> Iterator[None]:
+    def drain(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
+        learner.drain()
+
+    before = signal.signal(signal.SIGTERM, drain)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

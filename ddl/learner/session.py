@@ -1,0 +1,230 @@
+"""Joining a run: from one address to a registered incarnation, before any model is built.
+
+An incarnation is taken by creating its object in the store, so that two lives of one id can never
+share a number, even with Redis empty; the registration in Redis then tells whether an older life
+still beats.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import sys
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from ddl import __version__
+from ddl.clock import Clock, ServerClock, SystemClock
+from ddl.errors import (
+    AddressError,
+    ObjectNotFoundError,
+    RefusedError,
+    RegistryUnavailableError,
+)
+from ddl.journal import Journal
+from ddl.learner.spool import Spool, default_root
+from ddl.names import check_learner_id
+from ddl.protocol.address import parse_address, safe_url
+from ddl.protocol.keys import ObjectKeys
+from ddl.protocol.records import Fact, LearnerRecord, RunEntry
+from ddl.protocol.wire import canonical
+from ddl.registry.base import LearnerRegistry
+from ddl.registry.learner import RedisLearner
+from ddl.store.base import Store
+from ddl.store.open_url import open_url
+from ddl.store.search import last_present
+
+
+@dataclass(frozen=True, kw_only=True)
+class JoinOptions:
+    """Where and as whom to join.
+
+    Attributes:
+        address: `redis://HOST:PORT/DB?run=NAME`, or a run's name beside `redis`.
+        learner: this learner's id; by default made from the host's name and a random part.
+        store: where this machine reaches the store, if not where the run says.
+        takeover: replace a living process of the same id.
+        up_mbit, down_mbit: caps on this process's transfers, in million bits per second.
+        spool: folder for contributions on their way; by default `DDL_SPOOL` or the state folder.
+        device: shown to people.
+        journal: where to say what happens; by default stderr.
+    """
+
+    address: str
+    redis: str | None = None
+    learner: str | None = None
+    store: str | None = None
+    takeover: bool = False
+    up_mbit: float | None = None
+    down_mbit: float | None = None
+    spool: Path | None = None
+    device: str = "cpu"
+    journal: Journal | None = None
+
+
+@dataclass(slots=True)
+class Session:
+    """A registered incarnation and its connections."""
+
+    run: RunEntry
+    learner: str
+    incarnation: int
+    registry: LearnerRegistry
+    store: Store
+    keys: ObjectKeys
+    spool: Spool
+    clock: Clock
+    server: ServerClock
+    journal: Journal
+    record: LearnerRecord
+    """The record as registered; beats fill in what changes."""
+    takeover: bool
+
+    def tell(self, name: str, text: str, **fields: object) -> None:
+        """Say a fact on stderr and, if Redis answers, in the run's events."""
+        self.journal.tell(name, text, **fields)
+        with suppress(RegistryUnavailableError):
+            self.registry.tell([Fact(at=self.server.now(), name=name, text=text, fields=fields)])
+
+    def close(self) -> None:
+        """Free all connections."""
+        self.registry.close()
+        self.store.close()
+
+
+def open_session(options: JoinOptions, *, clock: Clock | None = None) -> Session:
+    """Join a run as a new incarnation.
+
+    Raises:
+        AddressError, ConfigError: an address or id that cannot be used.
+        RegistryError: Redis cannot be reached, or does not know the run.
+        StoreError: the store cannot be used from here.
+        RefusedError: another living process has this id.
+    """
+    clock = clock or SystemClock()
+    run, redis_url = _where(options)
+    learner = check_learner_id(options.learner or _new_id())
+    registry = RedisLearner(redis_url, run)
+    entry = registry.read_entry()
+    if entry is None:
+        raise RefusedError(
+            f"Redis at {safe_url(redis_url)} does not know the run {run!r}",
+            hint="Start its coordinator first: ddl coordinator start RUN.toml",
+        )
+    store = open_url(
+        options.store or entry.store_url,
+        settings=entry.run.settings.store,
+        up_mbit=options.up_mbit,
+        down_mbit=options.down_mbit,
+    )
+    keys = ObjectKeys(run)
+    _check_store(store, keys, entry)
+    incarnation = _take_incarnation(store, keys, learner)
+    record = LearnerRecord(
+        id=learner,
+        incarnation=incarnation,
+        lineage=entry.run.lineage,
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        device=options.device,
+        held=(-1,) * entry.run.layout.num_fragments,
+    )
+    server = ServerClock(clock)
+    record = _register(registry, record, server, entry, takeover=options.takeover)
+    return Session(
+        run=entry,
+        learner=learner,
+        incarnation=incarnation,
+        registry=registry,
+        store=store,
+        keys=keys,
+        spool=Spool(
+            options.spool or default_root(), run=run, lineage=entry.run.lineage, learner=learner
+        ),
+        clock=clock,
+        server=server,
+        journal=options.journal or Journal(sys.stderr),
+        record=record,
+        takeover=options.takeover,
+    )
+
+
+def _where(options: JoinOptions) -> tuple[str, str]:
+    address = parse_address(options.address)
+    redis_url = address.redis_url or options.redis or os.environ.get("DDL_REDIS")
+    if address.run is None or redis_url is None:
+        raise AddressError(
+            f"{options.address!r} does not say where Redis is",
+            hint="Join by redis://HOST:PORT/DB?run=NAME, or give --redis or DDL_REDIS",
+        )
+    return address.run, redis_url
+
+
+def _new_id() -> str:
+    host = "".join(c if c.isalnum() or c in "-_" else "-" for c in socket.gethostname())
+    return f"{host.strip('-')[:48] or 'learner'}-{secrets.token_hex(2)}"
+
+
+def _check_store(store: Store, keys: ObjectKeys, entry: RunEntry) -> None:
+    """The store must hold this very run: two runs of one name in two places would mix."""
+    try:
+        found = store.get(keys.run_record)
+    except ObjectNotFoundError:
+        raise RefusedError(
+            f"the store {store.url} has no run {entry.run.name!r}",
+            hint="Give the store as this machine reaches it: --store URL",
+        ) from None
+    if bytes(found) != canonical(entry.run):
+        raise RefusedError(
+            f"the store {store.url} has another run {entry.run.name!r} than Redis (lineage "
+            f"{entry.run.lineage})",
+            hint="Give the run's own store with --store URL",
+        )
+
+
+def _take_incarnation(store: Store, keys: ObjectKeys, learner: str) -> int:
+    """The first number above all that were ever taken; exact keys only, no listing."""
+    body = canonical({"host": socket.gethostname(), "pid": os.getpid(), "ddl_version": __version__})
+    last = last_present(lambda n: store.head(keys.join(learner, n)) is not None)
+    while not store.put(keys.join(learner, last + 1), body, mode="create"):
+        last += 1
+    return last + 1
+
+
+def _register(
+    registry: LearnerRegistry,
+    record: LearnerRecord,
+    server: ServerClock,
+    entry: RunEntry,
+    *,
+    takeover: bool,
+) -> LearnerRecord:
+    gone_s = entry.settings.liveness.gone_s
+    joined = registry.register(record, gone_s=gone_s, takeover=takeover)
+    holder = joined.holder
+    if joined.refused and holder is not None and _is_provably_gone(holder):
+        joined = registry.register(record, gone_s=gone_s, takeover=True)
+    if joined.refused:
+        raise RefusedError(
+            joined.refused,
+            hint=f"Use another --id, wait {gone_s:g} s after it has ended, or give --takeover",
+        )
+    server.observe(joined.now)
+    return msgspec.structs.replace(record, started_at=joined.now)
+
+
+def _is_provably_gone(holder: LearnerRecord) -> bool:
+    """Whether the process that holds the id ran on this machine and does not exist any more."""
+    if holder.host != socket.gethostname() or holder.pid <= 0:
+        return False
+    try:
+        os.kill(holder.pid, 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        return False
+    return False

@@ -1,0 +1,200 @@
+"""The up thread: makes a contribution of a snapshot, spools it, stores it, announces it."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from ddl.codec.codecs import CODECS
+from ddl.codec.contribution import encode_contribution
+from ddl.core.learner import Snapshot
+from ddl.errors import DdlError, RegistryError, StoreError, TaskError
+from ddl.learner.port import Copy
+from ddl.learner.session import Session
+from ddl.learner.shared import Shared, backoff_s
+from ddl.merge.movement import Movement
+from ddl.protocol.records import NO_PAYLOAD, Handin, HandinId, ObjectRef, TensorSpec
+from ddl.store.base import Body
+
+SPOILED_MAX = 3
+"""Snapshots in a row with values that are not finite before the learner gives up."""
+
+
+class Taken(NamedTuple):
+    """A snapshot and the values that were copied for it."""
+
+    snapshot: Snapshot
+    copy: Copy
+
+
+class UpThread(threading.Thread):
+    """Works through snapshots in order; what is stored already can be put again on request."""
+
+    def __init__(self, session: Session, shared: Shared, movements: Sequence[Movement]) -> None:
+        super().__init__(name="ddl-up", daemon=True)
+        self._session = session
+        self._shared = shared
+        self._movements = movements
+        self._queue: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._buffer = bytearray()
+        self._spoiled = 0
+        self._again: set[HandinId] = set()
+
+    def take(self, taken: Taken) -> None:
+        """Hand this snapshot in. Called by the training thread."""
+        self._queue.put(lambda: self._hand_in(taken))
+
+    def put_again(self, id_: HandinId) -> None:
+        """Put the payload of a contribution once more. Called by the beat thread."""
+        with self._shared.changed:
+            handin = self._shared.stored.get(id_)
+            if handin is None or id_ in self._again:
+                return
+            self._again.add(id_)
+        self._queue.put(lambda: self._repeat(handin))
+
+    def inherit(self) -> None:
+        """Take up what a predecessor under the same id left in the spool. Before `start`."""
+        for handin in self._session.spool.waiting():
+            if handin.lineage != self._session.run.run.lineage:
+                self._session.spool.drop(handin.id)
+                continue
+            with self._shared.changed:
+                self._shared.machine.on_inherited(handin)
+            self._queue.put(lambda handin=handin: self._repeat(handin))  # type: ignore[misc]
+
+    def finish(self) -> None:
+        """Make the thread end once its queue is empty."""
+        self._queue.put(None)
+
+    def run(self) -> None:
+        try:
+            while (work := self._queue.get()) is not None:
+                work()
+        except DdlError as error:
+            self._shared.fail(error)
+
+    # ---- one contribution -----------------------------------------------------------------------
+
+    def _hand_in(self, taken: Taken) -> None:
+        snapshot, shared = taken.snapshot, self._shared
+        fragment = snapshot.fragment
+        taken.copy.wait()
+        codec = CODECS[self._session.run.run.settings.codec.up]
+        handin = self._announcement(snapshot, codec.tag)
+        movement = self._movements[fragment]
+        try:
+            encoded = encode_contribution(
+                self._specs(fragment),
+                movement.hand_in(taken.copy.parameters),
+                taken.copy.buffers,
+                codec,
+                handin.header,
+                self._buffer,
+            )
+        except TaskError as error:
+            self._on_spoiled(fragment, error)
+            return
+        if len(encoded.buffer) > len(self._buffer) and isinstance(encoded.buffer.obj, bytearray):
+            self._buffer = encoded.buffer.obj  # grown once to the largest fragment, then reused
+        movement.handed_in(encoded.decoded)
+        self._spoiled = 0
+        with shared.changed:
+            shared.machine.on_encoded(fragment)
+            shared.changed.notify_all()
+        key = self._session.keys.contribution(*handin.id, encoded.sha256)
+        payload = ObjectRef(key=key, bytes=len(encoded.buffer), sha256=encoded.sha256)
+        handin = msgspec.structs.replace(handin, payload=payload)
+        self._keep(handin, encoded.buffer)
+        self._send(handin, encoded.buffer)
+
+    def _specs(self, fragment: int) -> Sequence[TensorSpec]:
+        return self._session.run.run.layout.by_fragment[fragment]
+
+    def _announcement(self, snapshot: Snapshot, tag: str) -> Handin:
+        return Handin(
+            learner=self._session.learner,
+            incarnation=self._session.incarnation,
+            lineage=self._session.run.run.lineage,
+            codec=tag,
+            payload=NO_PAYLOAD,
+            loss=self._shared.loss.value(),
+            step_s=self._shared.clock.step_s,
+            **snapshot._asdict(),
+        )
+
+    def _on_spoiled(self, fragment: int, error: TaskError) -> None:
+        """The weights are not finite: give them up for the run's, as after a refusal."""
+        self._spoiled += 1
+        if self._spoiled >= SPOILED_MAX:
+            raise error
+        with self._shared.changed:
+            self._shared.machine.on_spoiled(fragment)
+            self._shared.changed.notify_all()
+        self._session.tell("learner.spoiled", f"{error} The run's weights are taken anew.")
+
+    def _keep(self, handin: Handin, payload: memoryview) -> None:
+        """Spool it; a full disk holds up this thread alone, and only until there is room."""
+        attempt = 0
+        while True:
+            try:
+                self._session.spool.keep(handin, payload)
+                return
+            except StoreError as error:
+                attempt += 1
+                self._session.journal.tell("spool.full", str(error))
+                if self._shared.leaving.wait(backoff_s(attempt)):
+                    return
+
+    def _repeat(self, handin: Handin) -> None:
+        """Put a spooled payload (again), and announce it (again)."""
+        path = self._session.spool.payload(handin.id)
+        if path.exists():
+            self._send(handin, path)
+        with self._shared.changed:
+            self._again.discard(handin.id)
+
+    def _send(self, handin: Handin, body: Body) -> None:
+        session, shared = self._session, self._shared
+        shared.transfers.begin_upload(handin.payload.bytes, session.clock.monotonic())
+        try:
+            if not self._put(handin, body):
+                return
+        finally:
+            shared.transfers.end_upload()
+        with shared.changed:
+            shared.stored[handin.id] = handin
+            shared.machine.on_announced(handin.fragment)
+            shared.changed.notify_all()
+        try:
+            answer = session.registry.announce(handin, incarnation=session.incarnation)
+        except RegistryError:
+            return  # every beat repeats it, so it is announced as soon as Redis answers
+        if answer.startswith("refused"):
+            session.tell("contribution.not_announced", f"{handin.id}: {answer}")
+
+    def _put(self, handin: Handin, body: Body) -> bool:
+        """Store the payload, however long it takes; False if the learner leaves before."""
+        shared = self._shared
+        attempt = 0
+        while True:
+            try:
+                self._session.store.put(handin.payload.key, body, progress=shared.transfers.add_up)
+            except StoreError as error:
+                if not error.retryable:
+                    raise
+                attempt += 1
+                with shared.changed:
+                    if shared.store_down_since is None:
+                        shared.store_down_since = self._session.clock.monotonic()
+                self._session.journal.tell("upload.retried", f"{handin.id}: {error}")
+                if shared.leaving.wait(backoff_s(attempt)):
+                    return False
+            else:
+                with shared.changed:
+                    shared.store_down_since = None
+                return True
