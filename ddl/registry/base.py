@@ -8,9 +8,12 @@ its client library to `ddl.errors.RegistryError` and passes `tests/contract/test
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
+import msgspec
+
+from ddl.config import RedisSettings, Settings
 from ddl.protocol.records import (
     BeatReply,
     Fact,
@@ -25,6 +28,24 @@ from ddl.protocol.records import (
     Round,
     RunEntry,
 )
+from ddl.protocol.wire import canonical, digest
+
+
+def shared_settings(settings: Settings) -> Settings:
+    """`settings` without what belongs to one machine: the address of Redis may hold a password."""
+    return msgspec.structs.replace(settings, redis=RedisSettings())
+
+
+def settings_digest(settings: Settings) -> str:
+    """Names the settings in force; the same on every machine whatever its own Redis address."""
+    return digest(canonical(shared_settings(settings)))
+
+
+class IndexEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """One run in the index `ddl:runs` of a Redis."""
+
+    store: str
+    lineage: str
 
 
 class LeaseReply(NamedTuple):
@@ -48,6 +69,10 @@ class Poll(NamedTuple):
     requests: tuple[Request, ...]
     boot: str
     """Empty when the run's entry is gone: Redis was flushed or replaced."""
+    asked: dict[str, int]
+    """By `keys.handin_field`: seq whose payload we asked for again, until the learner has put it."""
+    broken: tuple[str, ...]
+    """A sentence for every field left out because it cannot be read (another version wrote it)."""
 
 
 class View(NamedTuple):
@@ -67,22 +92,38 @@ class View(NamedTuple):
     receipts: dict[str, Receipt]
     facts: tuple[Fact, ...]
     """The newest ones, oldest first."""
+    broken: tuple[str, ...]
+    """A sentence for every field left out because it cannot be read (another version wrote it)."""
 
 
 class CoordinatorRegistry(Protocol):
-    """The coordinator's side."""
+    """The coordinator's side.
+
+    **Fencing.** Every call that takes an `epoch` returns False and changes nothing once a higher
+    epoch was given out. **Loss.** While the run's entry is missing (flushed, replaced), such calls
+    change nothing and return True: `poll` shows `boot == ""`, and `rebuild` writes everything.
+    """
 
     def now(self) -> float:
         """Redis server time in seconds."""
         ...
 
+    def read_entry(self) -> RunEntry | None:
+        """The run's entry, or None if Redis does not know the run."""
+        ...
+
     def take_lease(self, lease: Lease, *, ttl_s: float, min_epoch: int) -> LeaseReply:
-        """Take the lease if nobody holds it. The reply's epoch is max(Redis, min_epoch) + 1."""
+        """Take the lease if nobody holds it. The reply's epoch is max(Redis, min_epoch) + 1.
+
+        Contract: `holder`, `host` and `pid` together MUST name one life of one process: who asks
+        again after a lost reply is known by them, and is given the lease under a new epoch.
+        `taken_at` is filled with Redis time.
+        """
         ...
 
     def renew_lease(self, lease: Lease, *, ttl_s: float) -> LeaseReply:
         """Extend the lease if `lease.epoch` and holder still hold it, or if it vanished and no
-        higher epoch was given out since."""
+        higher epoch was given out since. Works on a Redis that is out of memory."""
         ...
 
     def release_lease(self, lease: Lease) -> None:
@@ -97,7 +138,11 @@ class CoordinatorRegistry(Protocol):
         fragments: Sequence[FragmentState],
         receipts: Sequence[Receipt],
     ) -> bool:
-        """Write all coordinator-owned keys anew, with the entry's new boot. False: fenced."""
+        """Write all coordinator-owned keys anew, with the entry's new boot; no round is open after.
+
+        What learners and people wrote stays, except receipted hand-ins, and except everything of
+        another lineage that had the run's name before. False: fenced.
+        """
         ...
 
     def commit(
@@ -108,9 +153,11 @@ class CoordinatorRegistry(Protocol):
         receipts: Sequence[Receipt],
         entry: RunEntry | None = None,
     ) -> bool:
-        """Show a log record: set head (only to a larger seq), fragments and receipts, remove the
-        receipted hand-ins, wake learners. `entry` replaces the run entry when settings changed.
-        False: a higher epoch exists; nothing was changed."""
+        """Show a log record: set head, fragments and receipts, remove the receipted hand-ins, wake
+        learners; all or nothing. `entry` replaces the run entry when settings changed.
+
+        A head whose seq is not larger is shown already: nothing changes, True. False: fenced.
+        """
         ...
 
     def set_rounds(self, epoch: int, rounds: Sequence[Round], *, wake: bool) -> bool:
@@ -118,7 +165,8 @@ class CoordinatorRegistry(Protocol):
         ...
 
     def ask_again(self, epoch: int, handin: Handin) -> bool:
-        """Tell the learner to put this payload again. False: fenced."""
+        """Tell the learner to put this payload again; stands in `Poll.asked` until it has.
+        False: fenced."""
         ...
 
     def set_order(self, epoch: int, learner: str, order: Order | None) -> bool:
@@ -130,11 +178,14 @@ class CoordinatorRegistry(Protocol):
         ...
 
     def forget_learner(self, epoch: int, learner: str, incarnation: int) -> bool:
-        """Remove the record and beat of a learner that is gone, unless a newer incarnation came."""
+        """Remove the record and beat of a learner that is gone, unless a newer incarnation came.
+
+        Its hand-ins stay: they are merged, carried or expire like any other. False: fenced.
+        """
         ...
 
     def poll(self) -> Poll:
-        """Read everything that may have changed."""
+        """Read everything that may have changed, as of one instant."""
         ...
 
     def wait_arrivals(self, timeout_s: float) -> bool:
@@ -148,6 +199,10 @@ class CoordinatorRegistry(Protocol):
         """Append to the events stream."""
         ...
 
+    def close(self) -> None:
+        """Free connections. Calls under way may fail."""
+        ...
+
 
 class Joined(NamedTuple):
     """Outcome of a registration. `refused` is empty on success, else a sentence."""
@@ -155,6 +210,7 @@ class Joined(NamedTuple):
     refused: str
     now: float
     holder: LearnerRecord | None = None
+    """The living incarnation that is in the way, if that is why."""
     beat_age_s: float | None = None
 
 
@@ -165,28 +221,38 @@ class LearnerRegistry(Protocol):
         """The run's entry, or None if Redis does not know the run."""
         ...
 
-    def register(
-        self, record: LearnerRecord, *, gone_s: float, takeover: bool
-    ) -> Joined:
-        """Enter a new incarnation. Refused, with the present holder, when an older incarnation of
-        this id has beaten within `gone_s` and not left (`takeover` overrides), when a newer
-        incarnation exists, or when the lineage differs."""
+    def register(self, record: LearnerRecord, *, gone_s: float, takeover: bool) -> Joined:
+        """Enter a new incarnation, or the same one again after a rebuild.
+
+        Refused, with the present holder, when an older incarnation of this id has beaten within
+        `gone_s` and not left (`takeover` overrides); refused when a newer incarnation exists, when
+        the lineage differs, or when Redis does not know the run.
+        """
         ...
 
-    def beat(self, record: LearnerRecord, handins: Sequence[Handin], *, settings_digest: str) -> BeatReply:
+    def beat(
+        self, record: LearnerRecord, handins: Sequence[Handin], *, settings_digest: str
+    ) -> BeatReply:
         """Say what we are and repeat our unreceipted announcements; hear everything back.
 
-        A beat of a fenced incarnation changes nothing and says so in the reply."""
+        The reply's receipts and `again` are those of `handins`; its settings are None if
+        `settings_digest` (see above) is that of the settings in force. A beat of an incarnation
+        that is fenced or not registered changes nothing and says so in the reply.
+        Raises: RefusedError if the run's name now belongs to another lineage; RegistryError.
+        """
         ...
 
-    def announce(self, handin: Handin) -> str:
-        """Enter one announcement and wake the coordinator. Returns "accepted", "known" (it was
-        there already, or has its receipt), or "refused: ..." (not the next seq, stale
-        incarnation, other lineage)."""
+    def announce(self, handin: Handin, *, incarnation: int) -> str:
+        """Enter one announcement and wake the coordinator. `incarnation` is the caller's own;
+        the hand-in's may be a predecessor's, whose spooled work the caller announces.
+
+        Returns "accepted", "known" (it was there already, or has its receipt; answers an `again`),
+        or "refused: ..." (not the next seq, stale incarnation, other lineage, run not known).
+        """
         ...
 
     def read_fragments(self) -> tuple[FragmentState, ...]:
-        """Where the newest version of every fragment lies."""
+        """Where the newest version of every fragment lies, by fragment number."""
         ...
 
     def wait_news(self, timeout_s: float) -> bool:
@@ -197,7 +263,7 @@ class LearnerRegistry(Protocol):
         ...
 
     def interrupt(self) -> None:
-        """Make a blocked `wait_news` return soon; for leaving."""
+        """Make a blocked `wait_news`, and all later ones, return soon; for leaving."""
         ...
 
     def leave(self, record: LearnerRecord) -> None:
@@ -208,22 +274,26 @@ class LearnerRegistry(Protocol):
         """Append to the events stream."""
         ...
 
+    def close(self) -> None:
+        """Free connections. Calls under way may fail."""
+        ...
+
 
 class ReaderRegistry(Protocol):
     """For displays and people."""
 
     def view(self, *, num_facts: int = 20) -> View:
-        """Read everything a display needs, in a bounded number of round trips."""
-        ...
-
-    def runs(self) -> Mapping[str, str]:
-        """Run name -> JSON of the index entry."""
+        """Read everything a display needs, as of one instant, in one round trip."""
         ...
 
     def request(self, request: Request) -> None:
-        """Hand a person's wish to the coordinator."""
+        """Hand a person's wish to the coordinator. Raises: RegistryError if the run is unknown."""
         ...
 
     def remove_run(self) -> None:
         """Delete every key of the run and its index entry."""
+        ...
+
+    def close(self) -> None:
+        """Free connections. Calls under way may fail."""
         ...

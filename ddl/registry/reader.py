@@ -1,0 +1,98 @@
+"""The control plane in Redis as people and displays see it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from ddl.errors import RegistryError
+from ddl.protocol.keys import RUNS
+from ddl.protocol.records import (
+    Fact,
+    FragmentState,
+    Handin,
+    Head,
+    LearnerRecord,
+    Lease,
+    Receipt,
+    Request,
+    RunEntry,
+)
+from ddl.protocol.wire import canonical, parse
+from ddl.registry.base import IndexEntry, View
+from ddl.registry.redis import RedisServer
+from ddl.registry.run import RedisRun, instants, open_rounds, optional, server_time, table
+
+
+class RedisReader(RedisRun):
+    """See `ddl.registry.base.ReaderRegistry`, which holds the contract of every method."""
+
+    def __init__(self, url: str, run: str) -> None:
+        super().__init__(url, run)
+        self._run = run
+
+    def view(self, *, num_facts: int = 20) -> View:
+        k = self._keys
+        started = time.monotonic()
+        now, entry, lease, left_ms, head, fragments, rounds, *hashes, events = self._server.read(
+            ("TIME",),
+            ("HGET", k.run, "entry"),
+            ("GET", k.lease),
+            ("PTTL", k.lease),
+            ("GET", k.head),
+            ("HGETALL", k.fragments),
+            ("GET", k.rounds),
+            ("HGETALL", k.learners),
+            ("HGETALL", k.beats),
+            ("HGETALL", k.handins),
+            ("HGETALL", k.receipts),
+            ("XREVRANGE", k.events, "+", "-", "COUNT", num_facts),
+        )
+        latency_s = time.monotonic() - started
+        learners, beats, handins, receipts = hashes
+        broken: list[str] = []
+        states = table(fragments, FragmentState, k.fragments, broken).values()
+        return View(
+            now=server_time(now),
+            latency_s=latency_s,
+            entry=optional(entry, RunEntry, what=f"Redis key {k.run}"),
+            lease=optional(lease, Lease, what=f"Redis key {k.lease}"),
+            lease_left_s=left_ms / 1000 if lease else None,
+            head=optional(head, Head, what=f"Redis key {k.head}"),
+            fragments=tuple(sorted(states, key=lambda state: state.fragment)),
+            rounds=open_rounds(rounds, k.rounds),
+            learners=table(learners, LearnerRecord, k.learners, broken),
+            beats=instants(beats),
+            handins=table(handins, Handin, k.handins, broken),
+            receipts=table(receipts, Receipt, k.receipts, broken),
+            facts=self._facts(events),
+            broken=tuple(broken),
+        )
+
+    def _facts(self, events: Sequence[tuple[bytes, dict[bytes, bytes]]]) -> tuple[Fact, ...]:
+        what = f"Redis key {self._keys.events}"
+        return tuple(parse(fields[b"fact"], Fact, what=what) for _, fields in reversed(events))
+
+    def request(self, request: Request) -> None:
+        k = self._keys
+        keys = [k.run, k.requests, k.arrivals]
+        if self._server.run("request", keys, request.id, canonical(request)) == 0:
+            raise RegistryError(
+                f"Redis at {self._server.where} does not know the run {self._run!r}",
+                hint="Check the address, and that a coordinator of the run has been started",
+            )
+
+    def remove_run(self) -> None:
+        self._server.call("UNLINK", *self._keys.all())
+        self._server.call("HDEL", RUNS, self._run)
+
+
+def read_runs(url: str) -> dict[str, IndexEntry]:
+    """The runs that the Redis at `url` knows, by name. Raises: AddressError, RegistryError."""
+    server = RedisServer(url)
+    try:
+        raw: dict[bytes, bytes] = server.call("HGETALL", RUNS)
+    finally:
+        server.close()
+    what = f"Redis key {RUNS}"
+    return {name.decode(): parse(raw[name], IndexEntry, what=what) for name in sorted(raw)}

@@ -1,0 +1,87 @@
+"""What all sides of the control plane share: one run in one Redis, and how its fields are read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+import msgspec
+
+from ddl.errors import ProtocolError
+from ddl.protocol.keys import RegistryKeys
+from ddl.protocol.records import Fact, Round, RunEntry
+from ddl.protocol.wire import canonical, parse
+from ddl.registry.redis import RedisServer
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+
+class OpenRounds(msgspec.Struct, frozen=True):
+    """What the key `rounds` holds."""
+
+    rounds: tuple[Round, ...] = ()
+
+
+class RedisRun:
+    """One run in one Redis.
+
+    Raises: AddressError if `url` cannot be read; ConfigError if `run` cannot name a run.
+    """
+
+    def __init__(self, url: str, run: str) -> None:
+        self._keys = RegistryKeys(run)
+        self._server = RedisServer(url)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._server.where!r}, {self._keys.prefix!r})"
+
+    def read_entry(self) -> RunEntry | None:
+        """The run's entry, or None if Redis does not know the run."""
+        raw = self._server.call("HGET", self._keys.run, "entry")
+        return optional(raw, RunEntry, what=f"Redis key {self._keys.run}")
+
+    def tell(self, facts: Sequence[Fact]) -> None:
+        """Append to the events stream; a run that Redis has lost has none."""
+        if facts:
+            keys = [self._keys.run, self._keys.events]
+            self._server.run("tell", keys, *map(canonical, facts))
+
+    def close(self) -> None:
+        """Free connections. Calls under way may fail."""
+        self._server.close()
+
+
+def optional(raw: bytes | None, kind: type[T], *, what: str) -> T | None:
+    """Read a record that may be missing (None or empty). Raises: ProtocolError naming `what`."""
+    return parse(raw, kind, what=what) if raw else None
+
+
+def open_rounds(raw: bytes | None, key: str) -> tuple[Round, ...]:
+    """Read the key `rounds`, which may be missing. Raises: ProtocolError."""
+    record = optional(raw, OpenRounds, what=f"Redis key {key}")
+    return record.rounds if record else ()
+
+
+def table(raw: Mapping[bytes, bytes], kind: type[T], key: str, broken: list[str]) -> dict[str, T]:
+    """Read the fields of a hash; a sentence for each that cannot be read goes to `broken`.
+
+    One learner of another version must not blind the coordinator to all others.
+    """
+    records: dict[str, T] = {}
+    for name, value in raw.items():
+        field = name.decode()
+        try:
+            records[field] = parse(value, kind, what=f"Redis key {key}, field {field}")
+        except ProtocolError as error:
+            broken.append(str(error))
+    return records
+
+
+def instants(raw: Mapping[bytes, bytes]) -> dict[str, float]:
+    """Read a hash of instants, in seconds of Redis time."""
+    return {name.decode(): float(value) for name, value in raw.items()}
+
+
+def server_time(reply: Sequence[Any]) -> float:
+    """Read the reply to TIME, in seconds."""
+    return int(reply[0]) + int(reply[1]) / 1e6

@@ -1,0 +1,19 @@
+-- Takes the lease if nobody, or this very process, holds it.
+-- KEYS[1] lease  KEYS[2] epoch
+-- ARGV[1] Lease wanted  ARGV[2] time to live in ms  ARGV[3] least epoch to go beyond
+-- Returns {1 if held, Lease in force or '', its ms left, now}.
+local now = server_now()
+local wanted = cjson.decode(ARGV[1])
+local present = redis.call('GET', KEYS[1])
+if present then
+  local held = cjson.decode(present)
+  if held.holder ~= wanted.holder or held.host ~= wanted.host or held.pid ~= wanted.pid then
+    return {0, present, redis.call('PTTL', KEYS[1]), now}
+  end
+end
+wanted.epoch = math.max(tonumber(redis.call('GET', KEYS[2]) or 0), tonumber(ARGV[3])) + 1
+wanted.taken_at = tonumber(now)
+local lease = cjson.encode(wanted)
+redis.call('SET', KEYS[2], wanted.epoch)
+redis.call('SET', KEYS[1], lease, 'PX', ARGV[2])
+return {1, lease, tonumber(ARGV[2]), now}

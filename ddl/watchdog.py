@@ -1,0 +1,65 @@
+"""Runs a command for as long as another process lives: `python watchdog.py OWNER_PID COMMAND...`.
+
+Started by `ddl.embedded` as a script of its own, so it imports nothing but the standard library.
+The owner holds the other end of this process's standard input. When that closes, or the owner is no
+longer our parent, the owner has ended, in whatever way (SIGKILL included): the command is asked to
+end, then killed. Its pid is the first line on standard output; its exit code becomes ours.
+
+Linux alone could do with a parent-death signal, but that fires when the *thread* that started the
+child ends. Here it covers the one case left: somebody kills this process itself.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+
+PATIENCE_S = 5.0
+"""From asking the command to end until it is killed."""
+
+PARENT_CHECK_S = 1.0
+"""How often the parent is looked at: a forked child of the owner may hold our input open."""
+
+PR_SET_PDEATHSIG = 1
+
+
+def main(owner: int, command: list[str]) -> int:
+    """Run `command` until it ends or `owner` does; return its exit code, as a shell gives it."""
+    # the terminal's Ctrl-C is for the owner, which then decides when we end
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    child = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        # safe here: no other thread has been started yet
+        preexec_fn=_die_with_parent if sys.platform == "linux" else None,  # noqa: PLW1509
+    )
+    os.write(1, b"%d\n" % child.pid)
+    threading.Thread(target=_follow, args=(owner, child), daemon=True).start()
+    code = child.wait()
+    return code if code >= 0 else 128 - code
+
+
+def _follow(owner: int, child: subprocess.Popen[bytes]) -> None:
+    while os.getppid() == owner:
+        readable, _, _ = select.select([0], [], [], PARENT_CHECK_S)
+        if readable and not os.read(0, 1):
+            break
+    child.terminate()
+    try:
+        child.wait(PATIENCE_S)
+    except subprocess.TimeoutExpired:
+        child.kill()
+
+
+def _die_with_parent() -> None:
+    """In the command before it starts. Our main thread started it, and lives as long as we do."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1]), sys.argv[2:]))

@@ -1,0 +1,643 @@
+"""What every registry must do, against real servers, under both protocols of Redis."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from typing import NamedTuple
+
+import pytest
+
+from ddl.config import Settings, replace
+from ddl.embedded import EmbeddedRedis
+from ddl.errors import RefusedError, RegistryError
+from ddl.protocol.keys import RUNS, RegistryKeys
+from ddl.protocol.records import Fact, Order, Request
+from ddl.registry.base import (
+    CoordinatorRegistry,
+    LearnerRegistry,
+    ReaderRegistry,
+    settings_digest,
+)
+from ddl.registry.coordinator import RedisCoordinator
+from ddl.registry.learner import RedisLearner
+from ddl.registry.reader import RedisReader, read_runs
+from tests.contract.registry_records import (
+    RUN,
+    entry,
+    handin,
+    head,
+    learner,
+    lease,
+    open_round,
+    receipt,
+    state,
+    states,
+)
+from tests.redis_servers import admin
+
+KEYS = RegistryKeys(RUN)
+KNOWN = settings_digest(Settings())
+GONE_S = 15.0
+
+
+class Sides(NamedTuple):
+    """Everyone who speaks to one Redis about one run."""
+
+    coordinator: CoordinatorRegistry
+    learner: LearnerRegistry
+    reader: ReaderRegistry
+    url: str
+
+
+@pytest.fixture(params=[2, 3], ids=["resp2", "resp3"])
+def empty(request: pytest.FixtureRequest, redis_url: str) -> Iterator[Sides]:
+    """A Redis that knows nothing."""
+    url = f"{redis_url}?protocol={request.param}"
+    with (
+        closing(RedisCoordinator(url, RUN)) as coordinator,
+        closing(RedisLearner(url, RUN)) as one,
+        closing(RedisReader(url, RUN)) as reader,
+    ):
+        yield Sides(coordinator, one, reader, url)
+
+
+@pytest.fixture
+def sides(empty: Sides) -> Sides:
+    """A run of epoch 1 at seq 0, without learners."""
+    assert empty.coordinator.rebuild(1, entry(), head(), states(), [])
+    return empty
+
+
+@pytest.fixture
+def joined(sides: Sides) -> Sides:
+    """The same, with the learner ada, incarnation 1."""
+    assert sides.learner.register(learner(), gone_s=GONE_S, takeover=False).refused == ""
+    return sides
+
+
+# ---- the lease --------------------------------------------------------------------------------
+
+
+def test_a_free_lease_is_given_above_both_epochs(empty: Sides) -> None:
+    """The epoch goes beyond the newest record's and beyond the highest that Redis gave out."""
+    first = empty.coordinator.take_lease(lease(), ttl_s=10, min_epoch=6)
+    assert first.held
+    assert first.lease is not None
+    assert first.lease.epoch == 7
+    assert first.lease.taken_at == pytest.approx(first.now, abs=0.01)
+    empty.coordinator.release_lease(first.lease)
+    second = empty.coordinator.take_lease(lease("second"), ttl_s=10, min_epoch=0)
+    assert second.held
+    assert second.lease is not None
+    assert second.lease.epoch == 8
+
+
+def test_a_held_lease_is_not_given_away_and_its_holder_is_named(empty: Sides) -> None:
+    """Who comes second hears who holds it and for how long."""
+    empty.coordinator.take_lease(lease(), ttl_s=10, min_epoch=0)
+    reply = empty.coordinator.take_lease(lease("second"), ttl_s=10, min_epoch=0)
+    assert not reply.held
+    assert reply.lease is not None
+    assert reply.lease.holder == "first"
+    assert 9 < reply.left_s <= 10
+
+
+def test_who_asks_again_after_a_lost_reply_gets_the_lease_anew(empty: Sides) -> None:
+    """The same process is recognised, another process of the same name is not."""
+    empty.coordinator.take_lease(lease(), ttl_s=10, min_epoch=0)
+    again = empty.coordinator.take_lease(lease(), ttl_s=10, min_epoch=0)
+    assert again.held
+    assert again.lease is not None
+    assert again.lease.epoch == 2
+    assert not empty.coordinator.take_lease(lease(pid=2), ttl_s=10, min_epoch=0).held
+
+
+def test_a_lease_ends_by_server_time_unless_renewed(empty: Sides) -> None:
+    """An expired lease is free for others, and then no longer renewed for the first."""
+    first = empty.coordinator.take_lease(lease(), ttl_s=0.05, min_epoch=0).lease
+    assert first is not None
+    renewed = empty.coordinator.renew_lease(first, ttl_s=0.05)
+    assert renewed.held
+    deadline = time.monotonic() + 5
+    while not (taken := empty.coordinator.take_lease(lease("second"), ttl_s=9, min_epoch=0)).held:
+        assert time.monotonic() < deadline
+    assert taken.now - renewed.now >= 0.04
+    lost = empty.coordinator.renew_lease(first, ttl_s=10)
+    assert not lost.held
+    assert lost.lease == taken.lease
+
+
+def test_a_vanished_lease_is_put_back_unless_a_higher_epoch_was_given_out(empty: Sides) -> None:
+    """After a flush the holder keeps the run; after another one's epoch it does not."""
+    first = empty.coordinator.take_lease(lease(), ttl_s=10, min_epoch=0).lease
+    assert first is not None
+    with admin(empty.url) as client:
+        client.flushall()
+    assert empty.coordinator.renew_lease(first, ttl_s=10).held
+    empty.coordinator.release_lease(first)
+    second = empty.coordinator.take_lease(lease("second"), ttl_s=10, min_epoch=0).lease
+    assert second is not None
+    empty.coordinator.release_lease(second)
+    reply = empty.coordinator.renew_lease(first, ttl_s=10)
+    assert not reply.held
+    assert reply.lease is None
+
+
+def test_only_its_holder_lets_go_of_a_lease(empty: Sides) -> None:
+    """A release by a fenced coordinator changes nothing."""
+    first = empty.coordinator.take_lease(lease(), ttl_s=10, min_epoch=0).lease
+    assert first is not None
+    empty.coordinator.release_lease(lease("second", epoch=first.epoch))
+    empty.coordinator.release_lease(lease(epoch=first.epoch - 1))
+    assert empty.reader.view().lease == first
+
+
+# ---- the coordinator writes ---------------------------------------------------------------------
+
+
+def test_a_rebuild_shows_the_whole_run(sides: Sides) -> None:
+    """Entry, head, fragments and the index are there; a learner can join by them."""
+    view = sides.reader.view()
+    assert view.entry == entry() == sides.learner.read_entry()
+    assert view.head == head()
+    assert view.fragments == tuple(states()) == sides.learner.read_fragments()
+    index = read_runs(sides.url)
+    assert (index[RUN].store, index[RUN].lineage) == ("file:///store", "lineage-1")
+
+
+def test_no_address_of_a_redis_is_stored(empty: Sides) -> None:
+    """Settings of one machine, and the password in them, stay out of Redis."""
+    secret = replace(Settings(), {"redis.url": "redis://:hush@elsewhere/0"})
+    empty.coordinator.rebuild(1, entry(settings=secret), head(), states(), [])
+    with admin(empty.url) as client:
+        assert b"hush" not in b"".join(client.hvals(KEYS.run))
+    assert settings_digest(secret) == KNOWN
+
+
+def test_a_rebuild_keeps_what_learners_said_but_not_what_was_settled(joined: Sides) -> None:
+    """Rounds and answers go, learners stay, receipted hand-ins go, others stay."""
+    settled, open_one = handin(fragment=0), handin(fragment=1)
+    for each in (settled, open_one):
+        assert joined.learner.announce(each, incarnation=1) == "accepted"
+        joined.coordinator.ask_again(1, each)
+    joined.coordinator.set_rounds(1, [open_round()], wake=True)
+    assert joined.coordinator.rebuild(1, entry(boot="b2"), head(3), states(3), [receipt(settled)])
+    poll = joined.coordinator.poll()
+    assert (poll.boot, list(poll.learners), poll.asked) == ("b2", ["ada"], {})
+    assert list(poll.handins.values()) == [open_one]
+    assert joined.reader.view().rounds == ()
+
+
+def test_a_rebuild_by_another_lineage_leaves_nothing_of_the_first(joined: Sides) -> None:
+    """A re-used name never mixes two runs."""
+    joined.learner.announce(handin(), incarnation=1)
+    joined.reader.request(Request(id="r", kind="stop", who="me"))
+    joined.coordinator.rebuild(2, entry(lineage="other"), head(lineage="other"), states(), [])
+    poll = joined.coordinator.poll()
+    assert (poll.learners, poll.beats, poll.handins, poll.requests) == ({}, {}, {}, ())
+
+
+def test_a_commit_shows_all_of_a_record_at_once(joined: Sides) -> None:
+    """Head, fragment and receipt are new, the receipted hand-in is gone, others stay."""
+    first, second = handin(fragment=0), handin(fragment=1)
+    joined.learner.announce(first, incarnation=1)
+    joined.learner.announce(second, incarnation=1)
+    joined.coordinator.ask_again(1, first)
+    assert joined.coordinator.commit(1, head(1), [state(0, 1)], [receipt(first)])
+    view = joined.reader.view()
+    assert view.head == head(1)
+    assert [s.version for s in view.fragments] == [1, 0]
+    assert list(view.receipts.values()) == [receipt(first)]
+    assert list(view.handins.values()) == [second]
+    assert joined.coordinator.poll().asked == {}
+
+
+def test_a_commit_of_an_old_record_changes_nothing(joined: Sides) -> None:
+    """A call repeated after a lost reply, or overtaken, does no harm."""
+    joined.coordinator.commit(1, head(2), [state(0, 2)], [])
+    assert joined.coordinator.commit(1, head(2), [state(0, 9)], [])
+    assert joined.coordinator.commit(1, head(1), [state(0, 1)], [receipt(handin())])
+    view = joined.reader.view()
+    assert view.head == head(2)
+    assert view.fragments[0].version == 2
+    assert view.receipts == {}
+
+
+def test_a_receipt_does_not_remove_a_newer_handin(joined: Sides) -> None:
+    """A late receipt of seq 1 leaves seq 2 outstanding, and seq 2's receipt is not overwritten."""
+    joined.learner.announce(handin(seq=1), incarnation=1)
+    joined.coordinator.commit(1, head(1), [], [receipt(handin(seq=1))])
+    joined.learner.announce(handin(seq=2), incarnation=1)
+    joined.coordinator.commit(1, head(2), [], [receipt(handin(seq=1))])
+    assert list(joined.coordinator.poll().handins.values()) == [handin(seq=2)]
+    joined.coordinator.commit(1, head(3), [], [receipt(handin(seq=2))])
+    joined.coordinator.commit(1, head(4), [], [receipt(handin(seq=1))])
+    assert list(joined.reader.view().receipts.values()) == [receipt(handin(seq=2))]
+
+
+def test_every_call_of_a_lower_epoch_is_fenced(joined: Sides) -> None:
+    """Once epoch 2 is given out, nothing that epoch 1 asks for happens."""
+    c = joined.coordinator
+    joined.learner.announce(handin(), incarnation=1)
+    joined.reader.request(Request(id="r", kind="stop", who="me"))
+    assert c.take_lease(lease("second"), ttl_s=10, min_epoch=0).held
+    before = joined.reader.view(), c.poll()
+    assert not c.rebuild(1, entry(boot="b2"), head(), states(), [])
+    assert not c.commit(1, head(1), [state(0, 1)], [receipt(handin())], entry(boot="b2"))
+    assert not c.set_rounds(1, [open_round()], wake=True)
+    assert not c.ask_again(1, handin())
+    assert not c.set_order(1, "ada", Order(kind="kick", incarnation=1))
+    assert not c.remove_request(1, "r")
+    assert not c.forget_learner(1, "ada", 1)
+    after = joined.reader.view(), c.poll()
+    timeless = [
+        (view._replace(now=0, latency_s=0, lease_left_s=0), poll._replace(now=0))
+        for view, poll in (before, after)
+    ]
+    assert timeless[0] == timeless[1]
+
+
+def test_a_higher_epoch_that_writes_fences_the_lower_without_a_lease(sides: Sides) -> None:
+    """Redis remembers the highest epoch it heard, also when its own count was lost."""
+    assert sides.coordinator.set_rounds(5, [], wake=False)
+    assert not sides.coordinator.set_rounds(4, [open_round()], wake=False)
+    taken = sides.coordinator.take_lease(lease(), ttl_s=1, min_epoch=0).lease
+    assert taken is not None
+    assert taken.epoch == 6
+
+
+def test_a_flushed_redis_takes_nothing_in_part(joined: Sides) -> None:
+    """Before the rebuild no call leaves half a run behind, and none calls the coordinator fenced."""
+    c = joined.coordinator
+    with admin(joined.url) as client:
+        client.flushall()
+        assert c.commit(1, head(1), [state(0, 1)], [receipt(handin())])
+        assert c.set_rounds(1, [open_round()], wake=True)
+        assert c.ask_again(1, handin())
+        assert c.set_order(1, "ada", Order(kind="kick", incarnation=1))
+        c.tell([Fact(at=1, name="a", text="b")])
+        assert client.keys() == [KEYS.epoch.encode()]
+    assert c.poll().boot == ""
+    assert c.read_entry() is None
+
+
+def test_a_forgotten_learner_is_gone_unless_it_came_back(joined: Sides) -> None:
+    """A newer incarnation is not forgotten by mistake; hand-ins stay in either case."""
+    joined.learner.announce(handin(), incarnation=1)
+    joined.learner.register(learner(incarnation=2), gone_s=GONE_S, takeover=True)
+    assert joined.coordinator.forget_learner(1, "ada", 1)
+    assert list(joined.coordinator.poll().learners) == ["ada"]
+    assert joined.coordinator.forget_learner(1, "ada", 2)
+    poll = joined.coordinator.poll()
+    assert (poll.learners, poll.beats) == ({}, {})
+    assert list(poll.handins.values()) == [handin()]
+
+
+def test_a_field_of_another_version_hides_only_itself(joined: Sides) -> None:
+    """One unreadable record is named, the others are read."""
+    with admin(joined.url) as client:
+        client.hset(KEYS.learners, "bob", '{"id":"bob","incarnation":1,"state":"dancing"}')
+    for seen in (joined.coordinator.poll(), joined.reader.view()):
+        assert list(seen.learners) == ["ada"]
+        assert len(seen.broken) == 1
+        assert "bob" in seen.broken[0]
+        assert KEYS.learners in seen.broken[0]
+
+
+# ---- learners -----------------------------------------------------------------------------------
+
+
+def test_a_learner_is_not_let_into_an_unknown_run_or_another_lineage(sides: Sides) -> None:
+    """The sentence says which of both it is, and nothing is entered."""
+    stranger = learner(lineage="other")
+    reply = sides.learner.register(stranger, gone_s=GONE_S, takeover=True)
+    assert "another lineage" in reply.refused
+    with admin(sides.url) as client:
+        assert not client.exists(KEYS.learners)
+        client.flushall()
+    reply = sides.learner.register(learner(), gone_s=GONE_S, takeover=True)
+    assert "does not know the run 'demo'" in reply.refused
+
+
+def test_a_second_process_under_a_living_id_is_refused_unless_it_takes_over(joined: Sides) -> None:
+    """The refusal names host, pid and age of the first, whose record stays."""
+    second = learner(incarnation=2, host="other")
+    reply = joined.learner.register(second, gone_s=GONE_S, takeover=False)
+    assert reply.refused.startswith("learner 'ada' is alive on box (pid 7): its last beat was 0.")
+    assert reply.holder == learner()
+    assert reply.beat_age_s is not None
+    assert 0 <= reply.beat_age_s < 5
+    assert joined.coordinator.poll().learners == {"ada": learner()}
+    assert joined.learner.register(second, gone_s=GONE_S, takeover=True).refused == ""
+    assert joined.coordinator.poll().learners == {"ada": second}
+
+
+def test_an_id_is_free_once_its_learner_has_left_or_is_gone(joined: Sides) -> None:
+    """A learner that left is followed at once, a silent one after gone_s."""
+    joined.learner.leave(learner())
+    assert joined.coordinator.poll().learners["ada"].state == "left"
+    second, third = learner(incarnation=2), learner(incarnation=3)
+    assert joined.learner.register(second, gone_s=GONE_S, takeover=False).refused == ""
+    with admin(joined.url) as client:
+        client.hset(KEYS.beats, "ada", joined.coordinator.now() - 16)
+    assert joined.learner.register(third, gone_s=GONE_S, takeover=False).refused == ""
+
+
+def test_an_older_incarnation_cannot_come_back(joined: Sides) -> None:
+    """Not even by taking over; the same one may register again."""
+    second = learner(incarnation=2)
+    joined.learner.register(second, gone_s=GONE_S, takeover=True)
+    reply = joined.learner.register(learner(), gone_s=GONE_S, takeover=True)
+    assert "has joined again as incarnation 2" in reply.refused
+    assert joined.learner.register(second, gone_s=GONE_S, takeover=False).refused == ""
+
+
+def test_a_beat_says_and_hears_everything(joined: Sides) -> None:
+    """Record, time and hand-ins go in; boot, head, rounds, order, receipts and again come back."""
+    first, second = handin(fragment=0), handin(fragment=1)
+    record = learner(step=4, loss=0.1)
+    reply = joined.learner.beat(record, [first, second], settings_digest=KNOWN)
+    assert (reply.boot, reply.registered, reply.incarnation) == ("boot-1", True, 1)
+    assert (reply.head, reply.rounds, reply.receipts) == (head(), (), ())
+    assert (reply.again, reply.order, reply.settings) == ((), None, None)
+    poll = joined.coordinator.poll()
+    assert poll.learners == {"ada": record}
+    assert poll.beats["ada"] == pytest.approx(reply.now, abs=1e-6)
+    assert sorted(poll.handins.values(), key=lambda h: h.fragment) == [first, second]
+
+    order = Order(kind="drain", incarnation=1, reason="spot")
+    joined.coordinator.set_order(1, "ada", order)
+    joined.coordinator.ask_again(1, second)
+    joined.coordinator.set_rounds(1, [open_round()], wake=True)
+    joined.coordinator.commit(1, head(1), [state(0, 1)], [receipt(first)])
+    reply = joined.learner.beat(record, [first, second], settings_digest=KNOWN)
+    assert (reply.head, reply.rounds) == (head(1), (open_round(),))
+    assert reply.receipts == (receipt(first),)
+    assert reply.again == (second.id,)
+    assert reply.order == order
+    assert joined.learner.beat(record, [second], settings_digest=KNOWN).receipts == ()
+
+
+def test_repeated_handins_are_entered_once(joined: Sides) -> None:
+    """A beat after the receipt does not bring the hand-in back, and wakes nobody."""
+    for _ in range(3):
+        joined.learner.beat(learner(), [handin()], settings_digest=KNOWN)
+    joined.coordinator.commit(1, head(1), [], [receipt(handin())])
+    while joined.coordinator.wait_arrivals(0):
+        pass
+    joined.learner.beat(learner(), [handin()], settings_digest=KNOWN)
+    assert joined.coordinator.poll().handins == {}
+    assert not joined.coordinator.wait_arrivals(0)
+
+
+def test_only_the_next_seq_is_entered(joined: Sides) -> None:
+    """One outstanding contribution per field: seq 2 waits for the receipt of seq 1."""
+    announce = joined.learner.announce
+    assert announce(handin(seq=2), incarnation=1) == "refused: seq 2 is not the next one (1)"
+    assert announce(handin(seq=1), incarnation=1) == "accepted"
+    assert announce(handin(seq=1), incarnation=1) == "known"
+    assert announce(handin(seq=2), incarnation=1) == "refused: seq 2 is not the next one (1)"
+    joined.learner.beat(learner(), [handin(seq=2)], settings_digest=KNOWN)
+    assert list(joined.coordinator.poll().handins.values()) == [handin(seq=1)]
+    joined.coordinator.commit(1, head(1), [], [receipt(handin(seq=1))])
+    assert announce(handin(seq=1), incarnation=1) == "known"
+    assert announce(handin(seq=2), incarnation=1) == "accepted"
+    assert announce(handin(seq=1, fragment=1), incarnation=1) == "accepted"
+
+
+def test_a_fenced_incarnation_changes_nothing(joined: Sides) -> None:
+    """Its beat says who is newer; neither its record nor its hand-ins are taken."""
+    second = learner(incarnation=2)
+    joined.learner.register(second, gone_s=GONE_S, takeover=True)
+    reply = joined.learner.beat(learner(step=9), [handin()], settings_digest=KNOWN)
+    assert (reply.incarnation, reply.registered) == (2, False)
+    refused = joined.learner.announce(handin(), incarnation=1)
+    assert refused == "refused: incarnation 1 announces, the one registered is 2"
+    joined.learner.leave(learner())
+    poll = joined.coordinator.poll()
+    assert (poll.learners, poll.handins) == ({"ada": second}, {})
+
+
+def test_a_successor_announces_what_its_predecessor_spooled(joined: Sides) -> None:
+    """Under the old ids, by announcement or beat, and hears of it; the future's ids are refused."""
+    second = learner(incarnation=2)
+    joined.learner.register(second, gone_s=GONE_S, takeover=True)
+    old, new = handin(incarnation=1), handin(incarnation=2)
+    assert joined.learner.announce(old, incarnation=2) == "accepted"
+    joined.learner.beat(second, [old, new], settings_digest=KNOWN)
+    assert len(joined.coordinator.poll().handins) == 2
+    joined.coordinator.ask_again(1, old)
+    joined.coordinator.commit(1, head(1), [], [receipt(new)])
+    reply = joined.learner.beat(second, [old, new], settings_digest=KNOWN)
+    assert (reply.again, reply.receipts) == ((old.id,), (receipt(new),))
+    future = joined.learner.announce(handin(incarnation=3), incarnation=2)
+    assert future == "refused: incarnation 3 has not been registered"
+
+
+def test_another_lineage_is_refused_everywhere(joined: Sides) -> None:
+    """A learner of the name's former run is told so, and leaves no trace."""
+    stranger = learner(lineage="other", step=9)
+    with pytest.raises(RefusedError, match="lineage lineage-1, this learner trains other"):
+        joined.learner.beat(stranger, [], settings_digest=KNOWN)
+    outcome = joined.learner.announce(handin(lineage="other"), incarnation=1)
+    assert outcome == "refused: it belongs to another lineage of the run"
+    joined.learner.leave(stranger)
+    assert joined.coordinator.poll().learners == {"ada": learner()}
+
+
+def test_an_unregistered_learner_hears_but_is_not_entered(sides: Sides) -> None:
+    """A beat never makes a learner; it says that one must register."""
+    reply = sides.learner.beat(learner(), [handin()], settings_digest=KNOWN)
+    assert (reply.registered, reply.boot, reply.incarnation) == (False, "boot-1", 1)
+    assert reply.head == head()
+    poll = sides.coordinator.poll()
+    assert (poll.learners, poll.beats, poll.handins) == ({}, {}, {})
+    refused = sides.learner.announce(handin(), incarnation=1)
+    assert refused == "refused: incarnation 1 announces, the one registered is 0"
+
+
+def test_a_flush_is_healed_by_rebuild_and_registration(joined: Sides) -> None:
+    """Beats go on with boot ''; after the rebuild the learner registers and repeats its hand-ins."""
+    joined.learner.announce(handin(seq=1), incarnation=1)
+    joined.coordinator.commit(1, head(1), [], [receipt(handin(seq=1))])
+    with admin(joined.url) as client:
+        client.flushall()
+    reply = joined.learner.beat(learner(), [handin(seq=2)], settings_digest=KNOWN)
+    assert (reply.boot, reply.registered, reply.head) == ("", False, None)
+    assert joined.learner.announce(handin(), incarnation=1).startswith("refused: Redis does not")
+    with admin(joined.url) as client:
+        assert client.keys() == []
+    joined.coordinator.rebuild(1, entry(boot="b2"), head(1), states(), [receipt(handin(seq=1))])
+    reply = joined.learner.beat(learner(), [handin(seq=2)], settings_digest=KNOWN)
+    assert (reply.boot, reply.registered) == ("b2", False)
+    joined.learner.register(learner(), gone_s=GONE_S, takeover=False)
+    joined.learner.beat(learner(), [handin(seq=2)], settings_digest=KNOWN)
+    assert list(joined.coordinator.poll().handins.values()) == [handin(seq=2)]
+
+
+def test_new_settings_reach_a_learner_once(joined: Sides) -> None:
+    """They come with the beat until the learner names their digest."""
+    changed = replace(Settings(), {"round.quorum": 2})
+    joined.coordinator.commit(1, head(1), [], [], entry(settings=changed))
+    reply = joined.learner.beat(learner(), [], settings_digest=KNOWN)
+    assert reply.settings == changed
+    known = settings_digest(changed)
+    assert joined.learner.beat(learner(), [], settings_digest=known).settings is None
+
+
+def test_an_order_is_for_one_incarnation(joined: Sides) -> None:
+    """Who comes back after a kick is not kicked again; a withdrawn order is gone."""
+    joined.coordinator.set_order(1, "ada", Order(kind="kick", incarnation=1))
+    joined.learner.register(learner(incarnation=2), gone_s=GONE_S, takeover=True)
+    second = learner(incarnation=2)
+    assert joined.learner.beat(second, [], settings_digest=KNOWN).order is None
+    drain = Order(kind="drain", incarnation=2)
+    joined.coordinator.set_order(1, "ada", drain)
+    assert joined.learner.beat(second, [], settings_digest=KNOWN).order == drain
+    joined.coordinator.set_order(1, "ada", None)
+    assert joined.learner.beat(second, [], settings_digest=KNOWN).order is None
+
+
+def test_a_payload_put_again_is_announced_again(joined: Sides) -> None:
+    """The announcement takes the question back and wakes the coordinator."""
+    joined.learner.announce(handin(), incarnation=1)
+    joined.coordinator.ask_again(1, handin())
+    assert joined.coordinator.poll().asked == {"ada/1/0": 1}
+    while joined.coordinator.wait_arrivals(0):
+        pass
+    assert joined.learner.announce(handin(), incarnation=1) == "known"
+    assert joined.coordinator.poll().asked == {}
+    assert joined.coordinator.wait_arrivals(0)
+    assert joined.learner.announce(handin(), incarnation=1) == "known"
+    assert not joined.coordinator.wait_arrivals(0)
+
+
+# ---- waiting ------------------------------------------------------------------------------------
+
+
+def test_an_idle_wait_takes_its_time_and_not_more(joined: Sides) -> None:
+    """6 s idle, longer than every socket time-out here, and shorter than redis-py would make it."""
+    while joined.coordinator.wait_arrivals(0):
+        pass
+    started = time.monotonic()
+    assert not joined.coordinator.wait_arrivals(6.0)
+    assert time.monotonic() - started == pytest.approx(6.0, abs=0.5)
+
+
+def test_a_wait_ends_when_something_arrives(joined: Sides) -> None:
+    """Registration, hand-ins and requests wake the coordinator; head and rounds wake learners."""
+    c, one = joined.coordinator, joined.learner
+    causes = [
+        (c.wait_arrivals, lambda: one.announce(handin(), incarnation=1)),
+        (c.wait_arrivals, lambda: one.leave(learner())),
+        (c.wait_arrivals, lambda: joined.reader.request(Request(id="r", kind="stop", who="me"))),
+        (one.wait_news, lambda: c.commit(1, head(1), [], [])),
+        (one.wait_news, lambda: c.set_rounds(1, [open_round()], wake=True)),
+        (one.wait_news, lambda: c.set_order(1, "ada", Order(kind="drain", incarnation=1))),
+    ]
+    for wait, cause in causes:
+        while wait(0):
+            pass
+        timer = threading.Timer(0.1, cause)
+        timer.start()
+        started = time.monotonic()
+        assert wait(10.0)
+        assert 0.05 < time.monotonic() - started < 5.0
+        timer.join()
+
+
+def test_what_arrived_between_two_waits_is_not_missed(joined: Sides) -> None:
+    """The next wait returns at once, and only once."""
+    while joined.learner.wait_news(0):
+        pass
+    joined.coordinator.commit(1, head(1), [], [])
+    assert joined.learner.wait_news(10.0)
+    assert not joined.learner.wait_news(0)
+    joined.coordinator.set_rounds(1, [], wake=False)
+    assert not joined.learner.wait_news(0)
+
+
+def test_a_flushed_stream_goes_on_waking(joined: Sides) -> None:
+    """Also when its new entries have smaller ids: the clock of a laggard may be behind."""
+    joined.coordinator.commit(1, head(1), [], [])
+    while joined.learner.wait_news(0):
+        pass
+    with admin(joined.url) as client:
+        client.delete(KEYS.news)
+        assert joined.learner.wait_news(0)
+        client.xadd(KEYS.news, {"what": "head"}, id="1-1")
+    assert joined.learner.wait_news(10.0)
+    assert not joined.learner.wait_news(0)
+
+
+def test_an_interrupted_wait_ends_soon(joined: Sides) -> None:
+    """So that leaving does not take a whole wait; later waits do not block either."""
+    while joined.learner.wait_news(0):
+        pass
+    timer = threading.Timer(0.1, joined.learner.interrupt)
+    timer.start()
+    started = time.monotonic()
+    assert not joined.learner.wait_news(30.0)
+    assert not joined.learner.wait_news(30.0)
+    assert time.monotonic() - started < 5.0
+    timer.join()
+
+
+# ---- people -------------------------------------------------------------------------------------
+
+
+def test_a_request_reaches_the_coordinator_until_it_is_removed(sides: Sides) -> None:
+    """It is polled each time, so a coordinator that dies before acting does not lose it."""
+    request = Request(id="r1", kind="set", who="me", changes={"round.quorum": 2})
+    sides.reader.request(request)
+    assert sides.coordinator.poll().requests == (request,)
+    assert sides.coordinator.poll().requests == (request,)
+    assert sides.coordinator.remove_request(1, "r1")
+    assert sides.coordinator.poll().requests == ()
+
+
+def test_a_request_to_an_unknown_run_is_an_error(empty: Sides) -> None:
+    """A mistyped address does not swallow the wish."""
+    with pytest.raises(RegistryError, match="does not know the run 'demo'"):
+        empty.reader.request(Request(id="r1", kind="stop", who="me"))
+
+
+def test_a_view_of_nothing_is_empty(empty: Sides) -> None:
+    """A display of a run that Redis does not know shows that, and no error."""
+    view = empty.reader.view()
+    assert (view.entry, view.head, view.lease, view.lease_left_s) == (None, None, None, None)
+    assert (view.fragments, view.rounds, view.learners, view.facts) == ((), (), {}, ())
+    assert read_runs(empty.url) == {}
+
+
+def test_facts_are_shown_newest_last(joined: Sides) -> None:
+    """The last ones, in the order of telling, from coordinator and learners alike."""
+    facts = [Fact(at=i, name="n", text=f"fact {i}", fields={"i": i}) for i in range(5)]
+    joined.coordinator.tell(facts[:3])
+    joined.learner.tell(facts[3:])
+    joined.learner.tell([])
+    assert joined.reader.view(num_facts=3).facts == tuple(facts[2:])
+    assert joined.reader.view().facts == tuple(facts)
+
+
+def test_a_removed_run_leaves_no_key(joined: Sides) -> None:
+    """Not even in the index; other runs stay."""
+    with closing(RedisCoordinator(joined.url, "other")) as other:
+        other.rebuild(1, entry(), head(), states(), [])
+        joined.learner.beat(learner(), [handin()], settings_digest=KNOWN)
+        joined.coordinator.take_lease(lease(), ttl_s=10, min_epoch=0)
+        joined.reader.remove_run()
+        with admin(joined.url) as client:
+            assert not [key for key in client.scan_iter() if b"{demo}" in key]
+            assert client.hkeys(RUNS) == [b"other"]
+        assert other.read_entry() is not None
+
+
+def test_scripts_survive_a_script_flush(joined: Sides, redis_server: EmbeddedRedis) -> None:
+    """The server forgets its scripts; the call works as before."""
+    with admin(redis_server.url) as client:
+        client.script_flush()
+    assert joined.learner.beat(learner(), [], settings_digest=KNOWN).registered
