@@ -90,13 +90,14 @@ class UpThread(threading.Thread):
         try:
             encoded = encode_contribution(
                 self._specs(fragment),
-                movement.hand_in(taken.copy.parameters),
+                movement.hand_in(taken.copy.parameters, out=taken.copy.parameters),
                 taken.copy.buffers,
                 codec,
                 handin.header,
                 self._buffer,
             )
         except TaskError as error:
+            movement.abandoned()
             self._on_spoiled(fragment, error)
             return
         if len(encoded.buffer) > len(self._buffer) and isinstance(encoded.buffer.obj, bytearray):
