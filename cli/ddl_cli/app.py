@@ -11,6 +11,7 @@ from rich.console import Console
 
 from ddl import __version__
 from ddl.errors import DdlError
+from ddl_cli.commands import status
 from ddl_cli.exits import exit_code
 
 app = typer.Typer(
@@ -59,6 +60,9 @@ def _options(
     ] = False,
 ) -> None:
     """Train one PyTorch model on many machines that come and go."""
+
+
+app.command("status")(status.status)
 
 
 def main() -> None:

@@ -1,0 +1,144 @@
+"""Where snapshots of a run are shown: a live screen, plain lines, one table, or JSON.
+
+`Reader` reads them for as long as one likes, over times in which Redis does not answer.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Final, Protocol
+
+import typer
+from rich.console import Console
+from rich.live import Live
+
+from ddl.core.snapshot import PRESENT
+from ddl.errors import RegistryError
+from ddl.protocol.records import Fact, RunSnapshot
+from ddl.protocol.wire import canonical
+from ddl_cli import render
+from ddl_cli.units import short_time
+
+SUMMARY_EVERY_S: Final = 10.0
+"""How often plain lines say where the run stands, by the run's own clock."""
+
+
+class Reader:
+    """Reads snapshots by `read`; what it last saw is shown while Redis is away.
+
+    Args:
+        read: gives the snapshot of now, None when Redis does not know the run (any more).
+        first: a snapshot to begin with.
+    """
+
+    def __init__(self, read: Callable[[], RunSnapshot | None], first: RunSnapshot) -> None:
+        self._read = read
+        self._last = first
+        self._away_since: float | None = None
+
+    def next(self) -> tuple[RunSnapshot, str]:
+        """The newest snapshot there is, and a notice if it is not of now."""
+        try:
+            snapshot, reason = self._read(), "Redis has lost the run"
+        except RegistryError as error:
+            snapshot, reason = None, str(error)
+        if snapshot is not None:
+            self._last, self._away_since = snapshot, None
+            return snapshot, ""
+        self._away_since = self._away_since or time.monotonic()
+        away_s = time.monotonic() - self._away_since
+        return self._last, f"{reason} (for {short_time(away_s)}; this is what was seen last)"
+
+
+class Display(Protocol):
+    """Shows snapshots, one after the other, while its context is open."""
+
+    def running(self) -> AbstractContextManager[object]: ...
+
+    def show(self, snapshot: RunSnapshot, notice: str = "") -> None: ...
+
+
+class Screen:
+    """A picture that is redrawn in place; leaves the last one standing and the cursor where it was."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._live = Live(console=console, auto_refresh=False, vertical_overflow="crop")
+
+    def running(self) -> AbstractContextManager[object]:
+        return self._live
+
+    def show(self, snapshot: RunSnapshot, notice: str = "") -> None:
+        width, height = self._console.size
+        picture = render.status(snapshot, width=width, height=height - 1, notice=notice)
+        self._live.update(picture, refresh=True)
+
+
+class Table:
+    """The whole picture, printed once for every snapshot."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+
+    def running(self) -> AbstractContextManager[object]:
+        return nullcontext()
+
+    def show(self, snapshot: RunSnapshot, notice: str = "") -> None:
+        self._console.print(render.status(snapshot, width=self._console.width, notice=notice))
+
+
+class Lines:
+    """A plain line for every event, and now and then one for where the run stands: for logs."""
+
+    def __init__(self, write: Callable[[str], object]) -> None:
+        self._write = write
+        self._seen: set[tuple[float, str]] = set()
+        self._summary_at = float("-inf")
+        self._notice = False
+
+    def running(self) -> AbstractContextManager[object]:
+        return nullcontext()
+
+    def show(self, snapshot: RunSnapshot, notice: str = "") -> None:
+        if bool(notice) != self._notice:
+            self._notice = bool(notice)
+            self._line(time.time(), notice or "Redis is back")
+        for fact in snapshot.events:
+            if _name(fact) not in self._seen:
+                self._line(fact.at, fact.text)
+        self._seen = {_name(fact) for fact in snapshot.events}
+        if not notice and snapshot.taken_at >= self._summary_at + SUMMARY_EVERY_S:
+            self._summary_at = snapshot.taken_at
+            self._line(snapshot.taken_at, render.summary(snapshot))
+
+    def _line(self, at: float, text: str) -> None:
+        self._write(f"{time.strftime('%H:%M:%S', time.localtime(at))} {text}")
+
+
+class JsonLines:
+    """One JSON object a line."""
+
+    def running(self) -> AbstractContextManager[object]:
+        return nullcontext()
+
+    def show(self, snapshot: RunSnapshot, notice: str = "") -> None:
+        if notice:
+            typer.echo(notice, err=True)
+        typer.echo(canonical(snapshot))
+
+
+def is_screen(console: Console) -> bool:
+    """Whether pictures can be redrawn there."""
+    return console.is_terminal and not console.is_dumb_terminal
+
+
+def is_over(snapshot: RunSnapshot) -> bool:
+    """Whether nothing more will happen: the run has ended and its learners have gone."""
+    present = any(learner.state in PRESENT for learner in snapshot.learners)
+    return snapshot.run.state == "stopped" and not present
+
+
+def _name(fact: Fact) -> tuple[float, str]:
+    return (fact.at, fact.text)

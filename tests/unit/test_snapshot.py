@@ -1,0 +1,199 @@
+"""`RunSnapshot` out of what Redis, or the log, shows."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from ddl.core.snapshot import snapshot, snapshot_of_log, tokens_per_s
+from ddl.protocol.records import (
+    Amount,
+    LastHandin,
+    LearnerView,
+    LedgerRow,
+    LogRecord,
+    RunSnapshot,
+    Work,
+)
+from ddl.registry.base import View
+from tests.views import NOW, fact, handin, learner, receipt, run_record, view
+
+
+def taken(shown: View) -> RunSnapshot:
+    result = snapshot(shown)
+    assert result is not None
+    return result
+
+
+def one(shown: View, name: str) -> LearnerView:
+    (found,) = [row for row in taken(shown).learners if row.id == name]
+    return found
+
+
+def test_a_run_that_redis_does_not_know_is_none() -> None:
+    """An empty Redis gives None, not an error: what to do then is the caller's business."""
+    assert snapshot(view(entry=None)) is None
+
+
+def test_states_follow_from_the_last_beat() -> None:
+    """Silence for longer than `suspect_s` and `gone_s` shows, whatever the record says of itself."""
+    assert [row.state for row in taken(view()).learners] == [
+        "training",
+        "training",
+        "joining",
+        "gone",
+    ]
+    silent = view(beats={"anna": NOW - 6.0})
+    assert one(silent, "anna").state == "suspect"
+    assert one(silent, "anna").beat_age_s == 6.0
+
+
+@pytest.mark.parametrize("state", ["stalled", "aside"])
+def test_what_only_the_coordinator_knows_comes_from_its_facts(state: str) -> None:
+    """A learner that stands still or was set aside is shown so, since when it was told so, until
+    the next fact about it."""
+    told = fact(9.0, f"learner.{state}", "...", learner="anna")
+    row = one(view(facts=(told,)), "anna")
+    assert (row.state, row.since_at) == (state, NOW - 9.0)
+    again = fact(3.0, "learner.training", "...", learner="anna")
+    row = one(view(facts=(told, again)), "anna")
+    assert (row.state, row.since_at) == ("training", NOW - 3.0)
+
+
+def test_a_stalled_learner_that_then_fell_silent_is_gone() -> None:
+    """What was told does not outlive what the beats show."""
+    told = fact(30.0, "learner.stalled", "...", learner="dora")
+    assert one(view(facts=(told,)), "dora").state == "gone"
+
+
+def test_speed_is_that_of_applied_steps() -> None:
+    """200 steps of 1,000 tokens at 0.1 s each: 10,000 tokens per second; none unless training."""
+    assert tokens_per_s(one(view(), "anna")) == pytest.approx(10_000)
+    assert tokens_per_s(one(view(), "cleo")) is None
+    assert tokens_per_s(one(view(), "dora")) is None
+
+
+def test_the_last_receipt_is_the_one_given_last() -> None:
+    """Not the one with the highest number: fragments number theirs separately."""
+    assert one(view(), "anna").last == LastHandin(id="anna/1/f0/8", fate="merged", at=NOW - 2.0)
+    assert one(view(), "bert").last == LastHandin(
+        id="bert/1/f1/4", fate="refused", reason="norm", at=NOW - 6.0
+    )
+    assert one(view(), "cleo").last is None
+
+
+def test_a_receipt_whose_fact_is_out_of_sight_is_shown_without_an_instant() -> None:
+    """Events are capped; receipts are not. A newer incarnation's stand above an older one's."""
+    receipts = {
+        "anna/1/0": receipt("anna", 0, 8),
+        "anna/2/1": receipt("anna", 1, 1, incarnation=2),
+    }
+    assert one(view(facts=(), receipts=receipts), "anna").last == LastHandin(
+        id="anna/2/f1/1", fate="merged", at=None
+    )
+
+
+def test_the_ledger_weights_fragments_by_their_share_and_balances() -> None:
+    """Shares 3/4 and 1/4. Merged 400,000 on both; 8,000 refused and 12,000 waiting on fragment 1."""
+    ledger = taken(view()).ledger
+    assert ledger.merged == 400_000.0
+    assert ledger.refused == 0.25 * 8_000
+    assert ledger.outstanding == 0.25 * 12_000
+    assert ledger.handed_in == 400_000.0 + 2_000.0 + 3_000.0
+
+
+def test_a_hand_in_with_a_receipt_is_not_outstanding() -> None:
+    """An announcement that Redis still holds beside its receipt is counted once, as settled."""
+    shown = view(handins={"anna/1/1": handin("anna", 1, 7, 12_000)})
+    assert taken(shown).ledger.outstanding == 0.0
+
+
+def test_what_learners_threw_away_is_discarded() -> None:
+    """The sum over learners of what they report."""
+    learners = {n: learner(n, discarded=Work(steps=1, tokens=500)) for n in ("anna", "bert")}
+    assert taken(view(learners=learners)).ledger.discarded == 1_000.0
+
+
+def test_time_left_is_that_of_the_first_budget_to_be_used_up() -> None:
+    """Tokens: 600,000 left at 10,000 + 5,000 per second, 40 s. Commits: 45 left, at 2 in 20 s,
+    450 s. Without learners only the commits' pace is known."""
+    assert taken(view()).run.eta_s == pytest.approx(40.0)
+    assert taken(view(learners={})).run.eta_s == pytest.approx(450.0)
+    assert taken(view(learners={}, facts=())).run.eta_s is None
+
+
+def test_a_stopped_run_has_no_time_left() -> None:
+    """An estimate for what does not move would be a lie."""
+    head = view().head
+    assert head is not None
+    stopped = view(head=msgspec.structs.replace(head, state="stopped"))
+    assert taken(stopped).run.eta_s is None
+    assert taken(stopped).run.state == "stopped"
+
+
+def test_before_the_first_version_the_loss_is_the_learners_mean() -> None:
+    """The run has no head then: version 0, no progress, the mean of 2.5, 2.61 and 2.5."""
+    run = taken(view(head=None)).run
+    assert (run.global_version, run.progress) == (0, 0.0)
+    assert taken(view(head=None)).loss == pytest.approx((2.5 + 2.61 + 2.5) / 3)
+    assert taken(view()).loss == 2.5432
+
+
+def test_a_store_that_a_learner_cannot_reach_is_named() -> None:
+    """Learners are the ones that see the store."""
+    assert taken(view()).services["store"].ok
+    store = taken(view(learners={"anna": learner("anna", store_down_s=31.0)})).services["store"]
+    assert not store.ok
+    assert store.error == "not reached by anna for 31 s"
+
+
+def test_unreadable_fields_are_said() -> None:
+    """A learner of another version does not blind the display, and does not vanish silently."""
+    redis = taken(view(broken=("field x cannot be read",))).services["redis"]
+    assert redis.ok
+    assert redis.error == "field x cannot be read"
+
+
+def test_without_a_lease_there_is_no_coordinator() -> None:
+    """The epoch is then that of the last record."""
+    coordinator = taken(view(lease=None, lease_left_s=None)).coordinator
+    assert (coordinator.holder, coordinator.epoch, coordinator.lease_left_s) == ("", 3, None)
+
+
+def test_the_log_alone_tells_version_progress_and_ledger() -> None:
+    """What the newest record says; learners and rounds are not known."""
+    row = LedgerRow(merged=Amount(steps=10, tokens=1_000))
+    record = LogRecord(
+        ddl_version="0.1.0",
+        kind="stop",
+        lineage="abc",
+        seq=9,
+        global_version=8,
+        line=1,
+        epoch=2,
+        holder="host-b:5",
+        prev_digest="00",
+        written_at=NOW - 50,
+        ledger=(row, row),
+        progress=1_000.0,
+    )
+    shown = snapshot_of_log(run_record(), record, redis_error="away")
+    assert shown.taken_at == NOW - 50
+    assert (shown.run.state, shown.run.global_version, shown.run.line) == ("stopped", 8, 1)
+    assert shown.run.progress == 1_000.0
+    assert shown.ledger.merged == shown.ledger.handed_in == 1_000.0
+    assert shown.coordinator.holder == "host-b:5"
+    assert (shown.services["redis"].ok, shown.services["redis"].error) == (False, "away")
+
+
+def test_a_log_without_records_is_at_version_zero() -> None:
+    """A run whose coordinator has only created it."""
+    shown = snapshot_of_log(run_record(), None, redis_error="away")
+    assert (shown.run.state, shown.run.global_version) == ("running", 0)
+    assert shown.taken_at == NOW - 100
+
+
+def test_a_snapshot_survives_json() -> None:
+    """The record is what `--json` prints: it reads back as itself."""
+    shown = taken(view())
+    assert msgspec.json.decode(msgspec.json.encode(shown), type=RunSnapshot) == shown
