@@ -51,13 +51,14 @@ class TensorInfo:
     def bytes(self) -> int:
         """What it weighs in a fragment."""
         count = math.prod(self.shape)
-        return count * (_DELTA_BYTES if self.kind == "parameter" else self.torch_dtype.itemsize)
+        return count * (_DELTA_BYTES if self.kind == "parameter" else dtype_of(self).itemsize)
 
-    @property
-    def torch_dtype(self) -> torch.dtype:
-        dtype = getattr(torch, self.dtype)
-        assert isinstance(dtype, torch.dtype)
-        return dtype
+
+def dtype_of(tensor: TensorInfo | TensorSpec) -> torch.dtype:
+    """The torch type behind the name in a description or a record."""
+    dtype = getattr(torch, tensor.dtype)
+    assert isinstance(dtype, torch.dtype)
+    return dtype
 
 
 def plan_layout(
@@ -133,9 +134,9 @@ def default_rule(info: TensorInfo, method: Literal["rda", "mean"]) -> Rule:
     """The rule of a tensor that nobody named."""
     if info.kind == "parameter":
         return method if len(info.shape) >= 2 and not info.is_embedding else "mean"
-    if info.torch_dtype.is_floating_point:
+    if dtype_of(info).is_floating_point:
         return "mean"
-    return "heaviest" if info.dtype == "bool" or info.torch_dtype.is_complex else "max"
+    return "heaviest" if info.dtype == "bool" or dtype_of(info).is_complex else "max"
 
 
 def _rules(
@@ -167,7 +168,7 @@ def _rule(info: TensorInfo, method: Literal["rda", "mean"], overrides: Mapping[s
             f"rule {rule!r} does not fit {info.kind} {info.name!r}",
             hint=f"Use one of {', '.join(allowed)}",
         )
-    if rule == "mean" and not info.torch_dtype.is_floating_point:
+    if rule == "mean" and not dtype_of(info).is_floating_point:
         raise TaskError(
             f"rule 'mean' does not fit {info.name!r}, which is {info.dtype}",
             hint="Use max, heaviest or local",

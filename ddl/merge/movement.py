@@ -1,0 +1,119 @@
+"""The learner's book-keeping of one fragment: what it has moved and not yet handed in (design 3.1).
+
+All on the host, in fp32. R is the anchor, theta the learner's weights, Theta a published version.
+What has not been handed in is u = theta - R, whatever happens:
+
+    hand in    delta = R - theta, encoded;  R := R - decoded(delta)
+    adopt      theta := Theta + k*u,  R := Theta      k = 1 carry, 0 overwrite, alpha blend
+    re-align   theta := Theta,        R := Theta
+
+What a lossy codec leaves out of a delta stays in u by itself: error feedback without a second
+buffer. And since a parameter in bf16 or fp16 cannot hold Theta + k*u, R is set so that u comes out
+right: R := (what theta really becomes) - k*u. Rounding is so never handed in as work, and a learner
+that does not move hands in exactly zero.
+
+Source: arXiv 2604.21428, Algorithm 1 and D.1 (there always overwrite, and nothing is carried).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from ddl.merge.layout import dtype_of
+from ddl.merge.tiles import TILE, Flat, tiles
+from ddl.protocol.records import TensorSpec
+
+Mode = Literal["carry", "overwrite", "blend"]
+"""`adopt.mode` of the settings."""
+
+
+class Movement:
+    """The anchor of one fragment.
+
+    Contract: `realign` comes first. From the moment that a snapshot is taken until `handed_in` has
+    returned, nothing is adopted: the delta belongs to the anchor it was taken from. The learner's
+    core sees to that, so that the up thread and the training thread need no lock here.
+    """
+
+    def __init__(self, specs: Sequence[TensorSpec]) -> None:
+        """Start without an anchor. Only the parameters among `specs` move."""
+        self._specs = [spec for spec in specs if spec.kind == "parameter"]
+        self._anchor: dict[str, Tensor] = {}
+
+    @property
+    def anchor(self) -> Mapping[str, Tensor]:
+        """R: fp32 by name, not to be written to; empty before the first `realign`."""
+        return self._anchor
+
+    def hand_in(
+        self, theta: Mapping[str, Tensor], out: Mapping[str, Tensor] | None = None
+    ) -> dict[str, Tensor]:
+        """The delta R - theta of every parameter, fp32, to be encoded.
+
+        Until `handed_in` follows, nothing has changed; a delta that cannot be encoded needs no undo.
+
+        Args:
+            theta: the snapshot, fp32 on the host.
+            out: fp32 tensors to write into; may be the snapshot itself.
+        """
+        return {
+            spec.name: torch.sub(
+                self._anchor[spec.name], theta[spec.name], out=out[spec.name] if out else None
+            )
+            for spec in self._specs
+        }
+
+    def handed_in(self, decoded: Mapping[str, Flat]) -> None:
+        """Take off the anchor what the coordinator will read of the delta: R := R - decoded."""
+        scratch = torch.empty(TILE)
+        for spec in self._specs:
+            anchor = self._anchor[spec.name].view(-1)
+            for start, stop in tiles(spec.numel):
+                anchor[start:stop] -= decoded[spec.name].read(start, stop, scratch)
+
+    def adopt(
+        self,
+        theta: Mapping[str, Tensor],
+        published: Mapping[str, Tensor],
+        *,
+        mode: Mode,
+        alpha: float = 0.0,
+    ) -> dict[str, Tensor]:
+        """Move to a published version; the caller sets its parameters to the result.
+
+        Args:
+            theta: weights as they are now, on the host, in the parameters' own type or fp32.
+            published: Theta, fp32. A result may share its memory.
+            mode: what happens to u.
+            alpha: what blend keeps of u.
+        Returns:
+            The new weights, in the parameters' own type.
+        """
+        keep = {"carry": 1.0, "overwrite": 0.0, "blend": alpha}[mode]
+        return {
+            spec.name: self._move(spec, theta[spec.name], published[spec.name], keep)
+            for spec in self._specs
+        }
+
+    def realign(self, published: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Take a published version as it is; u becomes zero. Arguments and result as in `adopt`."""
+        if not self._anchor:
+            self._anchor = {spec.name: torch.empty(spec.shape) for spec in self._specs}
+        return self.adopt(published, published, mode="overwrite")  # whatever theta was
+
+    def _move(self, spec: TensorSpec, theta: Tensor, published: Tensor, keep: float) -> Tensor:
+        anchor = self._anchor[spec.name]
+        if keep == 0.0:  # and not 0 * u, which would keep a NaN
+            moved = published.to(dtype_of(spec))
+            anchor.copy_(moved)
+            return moved
+        kept = theta - anchor
+        if keep != 1.0:
+            kept *= keep
+        moved = (published + kept).to(dtype_of(spec))
+        anchor.copy_(moved).sub_(kept)
+        return moved

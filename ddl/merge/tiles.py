@@ -1,0 +1,98 @@
+"""Reading and summing tensors tile by tile, with results that no thread count can change.
+
+torch splits a large reduction among its threads, and floating sums then depend on how many there
+are. Here every sum is cut into rows of fixed length; torch sums each row within one thread, in fp64,
+and the rows' sums are added exactly (`math.fsum`). Elementwise work needs no such care, as long as a
+product and a sum stay two operations: fused or not, torch may treat the ends of a thread's share
+differently from its middle.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+import torch
+from torch import Tensor
+
+TILE: Final = 65536
+"""Elements worked on at once: a multiple of every codec's block, and small enough for the cache."""
+_ROW: Final = 1024
+
+
+class Flat(Protocol):
+    """A tensor in whatever form, read as flat fp32 in parts. `ddl.codec.Coded` is one."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def numel(self) -> int: ...
+
+    def read(self, start: int, stop: int, out: Tensor) -> Tensor:
+        """Elements `start` to `stop` as fp32 (stop - start,), `start` a multiple of 64.
+
+        The result is `out` filled from its beginning, or a view of the source: read it, never
+        write to it, and not beyond the next call with the same `out`.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Plain:
+    """A `Flat` over a tensor of any floating type."""
+
+    tensor: Tensor
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.tensor.shape)
+
+    @property
+    def numel(self) -> int:
+        return self.tensor.numel()
+
+    def read(self, start: int, stop: int, out: Tensor) -> Tensor:
+        part = self.tensor.reshape(-1)[start:stop]
+        return part if part.dtype is torch.float32 else out[: stop - start].copy_(part)
+
+
+def tiles(numel: int) -> Iterator[tuple[int, int]]:
+    """Bounds of the tiles that cover `numel` elements; the last may be shorter."""
+    for start in range(0, numel, TILE):
+        yield start, min(start + TILE, numel)
+
+
+class Total:
+    """The sum of products of pairs of vectors, in fp64, added tile by tile."""
+
+    def __init__(self) -> None:
+        self._rows: list[float] = []
+        self._left = torch.empty(TILE, dtype=torch.float64)
+        self._right = torch.empty(TILE, dtype=torch.float64)
+
+    def add(self, left: Tensor, right: Tensor) -> None:
+        """Take in sum(left * right) of two tiles (n,), n at most TILE, of any floating type."""
+        size = left.numel()
+        padded = -(-size // _ROW) * _ROW
+        product = self._left[:padded]
+        product[size:] = 0.0
+        product[:size] = left
+        product[:size] *= self._right[:size].copy_(right)
+        self._rows += product.view(-1, _ROW).sum(1).tolist()
+
+    @property
+    def value(self) -> float:
+        """The sum so far; NaN or infinite if any product was."""
+        return math.fsum(self._rows) if all(map(math.isfinite, self._rows)) else math.nan
+
+
+def dot(left: Tensor, right: Tensor) -> float:
+    """sum(left * right) in fp64 for two tensors of one shape."""
+    total = Total()
+    a, b = left.reshape(-1), right.reshape(-1)
+    for start, stop in tiles(a.numel()):
+        total.add(a[start:stop], b[start:stop])
+    return total.value
