@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ddl.learner import Learner
     from ddl.task import Progress, StepResult, Task, TaskContext
 
 __version__ = "0.1.0"

@@ -1,0 +1,23 @@
+"""What all tests share. Fixtures of one folder stand in that folder's conftest."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from hypothesis import settings
+
+# Processes that tests start inherit it: on a small machine one thread each is fastest.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# The same examples in every run, and no time limit for each: a busy machine is no failure.
+settings.register_profile("ddl", deadline=None, derandomize=True)
+settings.load_profile("ddl")
+
+
+@pytest.fixture(autouse=True)
+def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    """DDL_... variables and cloud credentials of whoever runs the tests do not reach them."""
+    for name in os.environ:
+        if name.startswith(("DDL_", "AWS_")):
+            monkeypatch.delenv(name)

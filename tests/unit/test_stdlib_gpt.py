@@ -1,0 +1,152 @@
+"""The example that the demo runs: it learns, reads in an order of its own, and says what is wrong."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from ddl.errors import TaskError
+from ddl.task import Progress, Purpose, Task, TaskContext, load_task
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "stdlib_gpt"
+TEXT = b"def f(x):\n    return x + 10\n\n" * 400  # 29 bytes: windows of 16 begin anywhere in it
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left_in_the_repository(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> dict[str, Any]:
+    """Arguments for a model that takes milliseconds, on a text that is easy to learn."""
+    data = tmp_path / "text"
+    data.write_bytes(TEXT)
+    return {"data": str(data), "width": 32, "depth": 1, "context": 16, "lr": 1e-2}
+
+
+def build(args: dict[str, Any], *, purpose: Purpose = "train", data_seed: int = 1) -> Task:
+    ctx = TaskContext(
+        run="r",
+        seed=3,
+        purpose=purpose,
+        learner="a",
+        incarnation=1,
+        data_seed=data_seed,
+        device=torch.device("cpu"),
+        rank=0,
+        world_size=1,
+        args=args,
+    )
+    return load_task(EXAMPLE / "task.py", ctx)
+
+
+def train(task: Task, *, steps: int) -> float:
+    """Held-out loss after a plain loop over the task's own parts."""
+    assert task.loss is not None
+    assert task.batches is not None
+    assert task.optimizer is not None
+    assert task.evaluate is not None
+    for batch in islice(task.batches, steps):
+        task.optimizer.zero_grad()
+        torch.autograd.backward(task.loss(task.model, batch))
+        task.optimizer.step()
+    return task.evaluate(task.model)["loss"]
+
+
+def test_it_learns(small: dict[str, Any]) -> None:
+    """From about ln 256 = 5.5 nats per byte to well under half of that in forty steps."""
+    task = build(small)
+    assert 5.0 < train(task, steps=0) < 6.0
+    assert train(task, steps=40) < 2.5
+
+
+def test_learners_read_in_different_orders(small: dict[str, Any]) -> None:
+    """Each data seed has an order of its own, and one pass holds every window once."""
+    passes = [torch.cat(list(build(small, data_seed=seed).batches or ())) for seed in (1, 2)]
+    assert not torch.equal(*passes)
+    # 95 % of the text, less what does not fill a batch of 8 windows
+    num_windows = (len(TEXT) - len(TEXT) // 20 - 1) // 16 // 8 * 8
+    assert passes[0].shape == (num_windows, 17)
+
+
+def test_the_second_pass_has_another_order(small: dict[str, Any]) -> None:
+    """Iterating again begins the next pass, not the same one."""
+    batches = build(small).batches
+    assert batches is not None
+    assert not torch.equal(torch.cat(list(batches)), torch.cat(list(batches)))
+
+
+def test_the_position_survives_a_restart(small: dict[str, Any]) -> None:
+    """With the state of another life, even one of another seed, reading goes on where it stopped."""
+    first: Any = build(small, data_seed=1).batches
+    list(islice(first, 5))
+    second: Any = build(small, data_seed=2).batches
+    second.load_state_dict(first.state_dict())
+    assert torch.equal(torch.cat(list(first)), torch.cat(list(second)))
+
+
+def test_the_learning_rate_warms_up_and_decays(small: dict[str, Any]) -> None:
+    """Over a learner's first steps, and over the run's budget."""
+    factor = build(small).lr_factor
+    assert factor is not None
+
+    def at(local_steps: int, fraction: float) -> float:
+        return factor(
+            Progress(tokens=0, fraction=fraction, global_version=0, local_steps=local_steps)
+        )
+
+    assert at(0, 0.0) == pytest.approx(1 / 50)
+    assert at(49, 0.0) == at(400, 0.0) == 1.0
+    assert at(400, 1.0) == pytest.approx(0.1)
+
+
+def test_genesis_reads_no_text(small: dict[str, Any]) -> None:
+    """The coordinator needs the task, but not the data."""
+    task = build({**small, "data": "/nowhere"}, purpose="init")
+    assert task.batches is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"wdith": 64}, "unknown argument 'wdith'; known are data, width"),
+        ({"width": 33}, "width 33 is not a multiple of 32"),
+        ({"data": "/nowhere"}, "No such file or directory: '/nowhere'"),
+        ({"batch": 10_000}, "has no 10000 windows of 16 bytes"),
+        ({"context": 600}, "less than one window"),
+    ],
+)
+def test_wrong_arguments_are_told(
+    small: dict[str, Any], changes: dict[str, Any], message: str
+) -> None:
+    """A misspelt or impossible argument ends the build, and is named."""
+    with pytest.raises(TaskError, match=message):
+        build({**small, **changes})
+
+
+def test_an_export_can_be_sampled(small: dict[str, Any], tmp_path: Path) -> None:
+    """`sample.py` needs the exported file alone, and writes as many bytes as it is told."""
+    task = build(small)
+    for _ in range(3):
+        train(task, steps=80)
+    export = tmp_path / "model.safetensors"
+    save_file(task.model.state_dict(), export)
+    command = [sys.executable, "-B", str(EXAMPLE / "sample.py"), str(export)]
+    done = subprocess.run(
+        [*command, "--prompt", "def", "--count", "60", "--temperature", "0.1"],
+        check=True,
+        capture_output=True,
+        env={"PYTHONPATH": str(EXAMPLE.parents[1])},
+    )
+    assert done.stdout.startswith(b"def")
+    assert len(done.stdout) == len(b"def") + 60 + len(b"\n")
+    assert b"return x" in done.stdout, "the only text it has seen"
