@@ -11,7 +11,7 @@ from rich.console import Console
 
 from ddl import __version__
 from ddl.errors import DdlError
-from ddl_cli.commands import status
+from ddl_cli.commands import learner, status
 from ddl_cli.exits import exit_code
 
 app = typer.Typer(
@@ -63,6 +63,7 @@ def _options(
 
 
 app.command("status")(status.status)
+app.add_typer(learner.app, name="learner")
 
 
 def main() -> None:

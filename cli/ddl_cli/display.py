@@ -1,7 +1,4 @@
-"""Where snapshots of a run are shown: a live screen, plain lines, one table, or JSON.
-
-`Reader` reads them for as long as one likes, over times in which Redis does not answer.
-"""
+"""How snapshots of a run are shown: a live screen, plain lines, one table, or JSON."""
 
 from __future__ import annotations
 
@@ -15,41 +12,12 @@ from rich.console import Console
 from rich.live import Live
 
 from ddl.core.snapshot import PRESENT
-from ddl.errors import RegistryError
 from ddl.protocol.records import Fact, RunSnapshot
 from ddl.protocol.wire import canonical
 from ddl_cli import render
-from ddl_cli.units import short_time
 
 SUMMARY_EVERY_S: Final = 10.0
 """How often plain lines say where the run stands, by the run's own clock."""
-
-
-class Reader:
-    """Reads snapshots by `read`; what it last saw is shown while Redis is away.
-
-    Args:
-        read: gives the snapshot of now, None when Redis does not know the run (any more).
-        first: a snapshot to begin with.
-    """
-
-    def __init__(self, read: Callable[[], RunSnapshot | None], first: RunSnapshot) -> None:
-        self._read = read
-        self._last = first
-        self._away_since: float | None = None
-
-    def next(self) -> tuple[RunSnapshot, str]:
-        """The newest snapshot there is, and a notice if it is not of now."""
-        try:
-            snapshot, reason = self._read(), "Redis has lost the run"
-        except RegistryError as error:
-            snapshot, reason = None, str(error)
-        if snapshot is not None:
-            self._last, self._away_since = snapshot, None
-            return snapshot, ""
-        self._away_since = self._away_since or time.monotonic()
-        away_s = time.monotonic() - self._away_since
-        return self._last, f"{reason} (for {short_time(away_s)}; this is what was seen last)"
 
 
 class Display(Protocol):

@@ -1,0 +1,91 @@
+"""`ddl learner`: take part in a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+
+from ddl_cli.arguments import key_values, scalar
+from ddl_cli.exits import Exit
+from ddl_cli.resolve import RedisOption
+
+app = typer.Typer(help="Take part in a run.", no_args_is_help=True)
+
+_EXITS: Final = {
+    "ended": Exit.OK,
+    "max_steps": Exit.OK,
+    "drained": Exit.START_AGAIN,
+    "offline": Exit.START_AGAIN,
+}
+
+
+@app.callback()
+def _group() -> None:
+    """Take part in a run."""
+
+
+@app.command("join")
+def join(
+    address: Annotated[
+        str,
+        typer.Argument(
+            metavar="ADDRESS", help="redis://HOST:PORT/DB?run=NAME, or NAME.", show_default=False
+        ),
+    ],
+    task: Annotated[
+        Path,
+        typer.Option(metavar="FILE", help="Task file: defines build(ctx).", show_default=False),
+    ],
+    redis: RedisOption = None,
+    learner: Annotated[
+        str | None,
+        typer.Option("--id", metavar="ID", help="Who this is; by default made from the host name."),
+    ] = None,
+    arg: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY=VALUE", help="An argument of the task, on this machine."),
+    ] = None,
+    device: Annotated[str, typer.Option(metavar="NAME", help="auto, cpu or cuda:N.")] = "auto",
+    threads: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Threads of one operation of torch.")
+    ] = None,
+    max_steps: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Leave after this many steps.")
+    ] = None,
+    store: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="The run's store as this machine reaches it."),
+    ] = None,
+    takeover: Annotated[
+        bool, typer.Option("--takeover", help="Replace a living process of the same id.")
+    ] = False,
+    up_mbit: Annotated[
+        float | None, typer.Option(metavar="X", help="Cap on uploads, in Mbit/s.")
+    ] = None,
+    down_mbit: Annotated[
+        float | None, typer.Option(metavar="X", help="Cap on downloads, in Mbit/s.")
+    ] = None,
+) -> None:
+    """Join a run as a learner, and train until it ends.
+
+    Ctrl-C leaves at once; SIGTERM hands in what is done and leaves (exit code 75).
+    """
+    args = {k: scalar(v) for k, v in key_values(arg or [], option="--arg").items()}
+    from ddl.learner.run import TaskOptions, run_task
+    from ddl.learner.session import JoinOptions
+
+    ended = run_task(
+        JoinOptions(
+            address=address,
+            redis=redis,
+            learner=learner,
+            store=store,
+            takeover=takeover,
+            up_mbit=up_mbit,
+            down_mbit=down_mbit,
+        ),
+        TaskOptions(task=task, args=args, device=device, threads=threads, max_steps=max_steps),
+    )
+    raise typer.Exit(_EXITS[ended])

@@ -1,0 +1,101 @@
+"""Looking at a run: from Redis, over times in which it does not answer, or from the log alone."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Final
+
+from ddl.core.snapshot import snapshot, snapshot_of_log
+from ddl.errors import DdlError, RegistryError
+from ddl.protocol.address import safe_url
+from ddl.protocol.keys import ObjectKeys
+from ddl.protocol.records import RunSnapshot
+from ddl_cli.exits import Exit
+from ddl_cli.resolve import Place
+from ddl_cli.units import short_time
+
+EVENTS_READ: Final = 100
+"""Newest events that one look brings: more than come between two looks."""
+
+Read = Callable[[], RunSnapshot | None]
+
+
+class Reader:
+    """Reads snapshots by `read`; what it last saw is shown while Redis is away.
+
+    Args:
+        read: gives the snapshot of now, None when Redis does not know the run (any more).
+        first: a snapshot to begin with.
+    """
+
+    def __init__(self, read: Read, first: RunSnapshot) -> None:
+        self._read = read
+        self._last = first
+        self._away_since: float | None = None
+
+    def next(self) -> tuple[RunSnapshot, str]:
+        """The newest snapshot there is, and a notice if it is not of now."""
+        try:
+            snapshot, reason = self._read(), "Redis has lost the run"
+        except RegistryError as error:
+            snapshot, reason = None, str(error)
+        if snapshot is not None:
+            self._last, self._away_since = snapshot, None
+            return snapshot, ""
+        self._away_since = self._away_since or time.monotonic()
+        away_s = time.monotonic() - self._away_since
+        return self._last, f"{reason} (for {short_time(away_s)}; this is what was seen last)"
+
+
+def reading(place: Place) -> Read:
+    """Reads the run from Redis; finds nothing where no Redis is named but a store is."""
+    if place.redis_url is None and place.store_url is not None:
+        return lambda: None
+    registry = place.reader()
+    return lambda: snapshot(registry.view(num_facts=EVENTS_READ))
+
+
+def first_look(place: Place, read: Read) -> tuple[RunSnapshot, Exit]:
+    """The run as Redis shows it, else as the store does.
+
+    Raises: the RegistryError, or DdlError that the run is unknown, if no store is named.
+    """
+    where = safe_url(place.redis_url) if place.redis_url else ""
+    code, reason = Exit.OK, f"{where} does not know this run" if where else "not named"
+    try:
+        found = read()
+    except RegistryError as error:
+        if place.store_url is None:
+            raise
+        found, code, reason = None, Exit.UNREACHABLE, str(error)
+    if found is not None:
+        return found, Exit.OK
+    if place.store_url is None:
+        raise DdlError(
+            f"Redis at {where} does not know the run {place.run!r}",
+            hint="`ddl runs` lists those it knows; with --store the log in the store can be read",
+        )
+    return _from_store(place, reason), code
+
+
+def _from_store(place: Place, reason: str) -> RunSnapshot:
+    """The run as the newest record in the store tells it. Raises: DdlError, StoreError."""
+    from ddl.coordinator.history import History
+    from ddl.store.search import last_present
+
+    store = place.open_store()
+    try:
+        history = History(store, place.run)
+        run = history.run_record()
+        if run is None:
+            raise DdlError(
+                f"there is no run {place.run!r} in {store.url}",
+                hint="A store's address in --store or DDL_STORE stands without the run's name",
+            )
+        keys = ObjectKeys(place.run)
+        seq = last_present(lambda number: store.head(keys.commit(number)) is not None)
+        newest = history.read(seq) if seq else None
+        return snapshot_of_log(run, newest.record if newest else None, redis_error=reason)
+    finally:
+        store.close()
