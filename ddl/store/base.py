@@ -90,8 +90,11 @@ class Store(Protocol):
         ...
 
     def list(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:
-        """Objects whose key starts with `prefix`, in ascending key order, page by page.
+        """Objects whose key starts with `prefix` (a string, not a folder), page by page.
 
+        Keys in one folder come in ascending order. Across folders servers differ (SeaweedFS goes
+        folder by folder), so `start_after` is only for listings of a single folder: keys up to and
+        including it are left out.
         Objects still being written MUST NOT appear. Raises: StoreError.
         """
         ...

@@ -54,14 +54,8 @@ class LocalStore:
         self.url = root.as_uri()
         self._root = root
         self._scratch = root / _SCRATCH
-        if not root.parent.is_dir():
-            raise AddressError(
-                f"store directory {root}: {root.parent} does not exist",
-                hint=f"Create it with `mkdir -p {root.parent}`, or mount the share it stands for",
-            )
-        if root.exists() and not root.is_dir():
-            raise AddressError(f"store directory {root} is a file", hint="Name a directory")
         with self._errors(f"cannot use {root} as a store"):
+            _check_root(root)
             for folder in (root, self._scratch):
                 if not folder.is_dir():
                     folder.mkdir(exist_ok=True)
@@ -223,6 +217,16 @@ class LocalStore:
                         f"store directory {self._root} is gone", hint="Is its share still mounted?"
                     ) from error
                 raise ObjectNotFoundError(f"{what}: {error.strerror}") from error
+
+
+def _check_root(root: Path) -> None:
+    if not root.parent.is_dir():
+        raise AddressError(
+            f"store directory {root}: {root.parent} does not exist",
+            hint=f"Create it with `mkdir -p {root.parent}`, or mount the share it stands for",
+        )
+    if root.exists() and not root.is_dir():
+        raise AddressError(f"store directory {root} is a file", hint="Name a directory")
 
 
 def _move(scratch: Path, target: Path, mode: Mode) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+from base64 import b64encode
 from concurrent.futures import Executor
 from enum import Enum
 from functools import partial
@@ -49,10 +51,15 @@ class Uploader:
     def _put_whole(
         self, target: dict[str, str], source: Source, mode: Mode, progress: Progress | None
     ) -> Outcome:
+        # Some servers make an empty object of a request that was cut off before its body, as by a
+        # kill: with this header they refuse it.
+        md5 = b64encode(_md5(source)).decode()
+
         def action(client: Any, attempts: Attempts) -> Outcome:
             with PartBody(source, 0, source.size, check=attempts.moved, progress=progress) as body:
                 try:
-                    _etag(client.put_object(**target, Body=body, **_condition(mode)))
+                    request = {**target, **_condition(mode), "ContentMD5": md5}
+                    _etag(client.put_object(**request, Body=body))
                 except ClientError as error:
                     if status_of(error) == 412:
                         return _taken(attempts)
@@ -133,6 +140,13 @@ def _taken(attempts: Attempts) -> Outcome:
 
 def _condition(mode: Mode) -> dict[str, str]:
     return {"IfNoneMatch": "*"} if mode == "create" else {}
+
+
+def _md5(source: Source) -> bytes:
+    digest = hashlib.md5(usedforsecurity=False)
+    for chunk in source.chunks():
+        digest.update(chunk)
+    return digest.digest()
 
 
 def _etag(reply: dict[str, Any]) -> str:

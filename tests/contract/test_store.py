@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
@@ -192,21 +193,25 @@ def test_what_is_not_there(store: Store, tmp_path: Path) -> None:
     assert keys_of(store, "") == []
 
 
-def test_list_is_by_string_prefix_in_key_order(store: Store) -> None:
-    """A prefix is a string, not a folder; order is that of the whole key, as in S3."""
+def test_list_is_by_string_prefix(store: Store) -> None:
+    """A prefix is a string, not a folder, as in S3."""
     keys = ["a-b/1", "a.b", "a/b/2", "a/b/10", "a/c", "a0", "ab/x", "b/1"]
-    for key in reversed(keys):
+    for key in keys:
         store.put(key, b"x")
-    assert keys_of(store, "") == sorted(keys)
-    assert keys_of(store, "a") == sorted(k for k in keys if k.startswith("a"))
-    assert keys_of(store, "a/") == ["a/b/10", "a/b/2", "a/c"]
-    assert keys_of(store, "a/b") == ["a/b/10", "a/b/2"]
-    assert keys_of(store, "a/b/1") == ["a/b/10"]
-    assert keys_of(store, "a/b/2/") == []
-    assert keys_of(store, "c") == []
-    for after in [*keys, "a/b", "a/b/", "a/b/1", "zzz"]:
-        expected = sorted(k for k in keys if k.startswith("a") and k > after)
-        assert keys_of(store, "a", start_after=after) == expected, after
+    for prefix in ("", "a", "a/", "a/b", "a/b/1", "a/b/2/", "a-", "c"):
+        expected = sorted(key for key in keys if key.startswith(prefix))
+        assert sorted(keys_of(store, prefix)) == expected, prefix
+
+
+def test_list_of_a_folder_is_in_key_order(store: Store) -> None:
+    """Keys of one folder ascend, and a listing can begin after any of them or between them."""
+    keys = [f"run/commits/{seq:04d}.json" for seq in (12, 3, 100, 7, 1)]
+    for key in keys:
+        store.put(key, b"{}")
+    assert keys_of(store, "run/commits/") == sorted(keys)
+    for after in [*keys, "run/commits/0005", "run/commits/9", "run/commits/"]:
+        expected = sorted(key for key in keys if key > after)
+        assert keys_of(store, "run/commits/", start_after=after) == expected, after
 
 
 def test_list_says_size_and_time(store: Store) -> None:
@@ -219,14 +224,19 @@ def test_list_says_size_and_time(store: Store) -> None:
     assert abs(found.modified_at - looked_up.modified_at) < 2
 
 
+@pytest.mark.slow
 def test_list_beyond_one_page(store: Store) -> None:
-    """More than 1,000 objects are listed completely, in order, from any start."""
-    keys = [f"run/commits/{seq:012d}.json" for seq in range(1050)]
-    for key in keys:
-        store.put(key, b"{}")
-    assert keys_of(store, "run/commits/") == keys
-    assert keys_of(store, "run/commits/", start_after=keys[1020]) == keys[1021:]
-    store.delete(keys)
+    """More than 1,000 objects are listed completely: of one folder in order, of many folders too."""
+    commits = [f"run/commits/{seq:012d}.json" for seq in range(1005)]
+    nested = [
+        f"run/joins/{who}/{n:06d}.json" for who in ("a", "a-b", "a.b", "ab") for n in range(5)
+    ]
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda key: store.put(key, b"{}"), [*commits, *nested]))
+    assert keys_of(store, "run/commits/") == commits
+    assert keys_of(store, "run/commits/", start_after=commits[1002]) == commits[1003:]
+    assert sorted(keys_of(store, "run/")) == sorted([*commits, *nested])
+    store.delete([*commits, *nested])
     assert keys_of(store, "") == []
 
 
