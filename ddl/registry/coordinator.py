@@ -22,7 +22,7 @@ from ddl.protocol.records import (
 )
 from ddl.protocol.wire import canonical
 from ddl.registry.base import IndexEntry, LeaseReply, Poll, settings_digest, shared_settings
-from ddl.registry.run import OpenRounds, RedisRun, instants, optional, server_time, table
+from ddl.registry.run import OpenRounds, RedisRun, fields, instants, optional, table
 
 
 class RedisCoordinator(RedisRun):
@@ -34,7 +34,8 @@ class RedisCoordinator(RedisRun):
         self._arrivals = self._server.waiter(self._keys.arrivals)
 
     def now(self) -> float:
-        return server_time(self._server.call("TIME"))
+        seconds, microseconds = self._server.call("TIME")
+        return int(seconds) + int(microseconds) / 1e6
 
     # ---- the lease
 
@@ -141,24 +142,17 @@ class RedisCoordinator(RedisRun):
 
     def poll(self) -> Poll:
         k = self._keys
-        now, boot, learners, beats, handins, requests, answers = self._server.read(
-            ("TIME",),
-            ("HGET", k.run, "boot"),
-            ("HGETALL", k.learners),
-            ("HGETALL", k.beats),
-            ("HGETALL", k.handins),
-            ("HGETALL", k.requests),
-            ("HGETALL", k.answers),
-        )
+        keys = [k.run, k.learners, k.beats, k.handins, k.requests, k.answers]
+        now, boot, learners, beats, handins, requests, answers = self._server.run("poll", keys)
         broken: list[str] = []
         return Poll(
-            now=server_time(now),
+            now=float(now),
             learners=table(learners, LearnerRecord, k.learners, broken),
             beats=instants(beats),
             handins=table(handins, Handin, k.handins, broken),
             requests=tuple(table(requests, Request, k.requests, broken).values()),
-            boot=(boot or b"").decode(),
-            asked={field.decode(): int(seq) for field, seq in answers.items()},
+            boot=boot.decode(),
+            asked={field: int(seq) for field, seq in fields(answers)},
             broken=tuple(broken),
         )
 
@@ -181,14 +175,14 @@ def _run_fields(entry: RunEntry) -> bytes:
         run=msgspec.structs.replace(entry.run, settings=shared_settings(entry.run.settings)),
         settings=shared_settings(entry.settings),
     )
-    fields = {
+    named = {
         "entry": canonical(entry).decode(),
         "boot": entry.boot,
         "lineage": entry.run.lineage,
         "settings": canonical(entry.settings).decode(),
         "settings_digest": settings_digest(entry.settings),
     }
-    return canonical([part for field in fields.items() for part in field])
+    return canonical([part for field in named.items() for part in field])
 
 
 def _fragment_fields(fragments: Sequence[FragmentState]) -> bytes:

@@ -21,7 +21,7 @@ from ddl.protocol.records import (
 from ddl.protocol.wire import canonical, parse
 from ddl.registry.base import IndexEntry, View
 from ddl.registry.redis import RedisServer
-from ddl.registry.run import RedisRun, instants, open_rounds, optional, server_time, table
+from ddl.registry.run import RedisRun, instants, open_rounds, optional, table
 
 
 class RedisReader(RedisRun):
@@ -33,27 +33,17 @@ class RedisReader(RedisRun):
 
     def view(self, *, num_facts: int = 20) -> View:
         k = self._keys
+        keys = [k.run, k.lease, k.head, k.rounds, k.events]
+        keys += [k.fragments, k.learners, k.beats, k.handins, k.receipts]
         started = time.monotonic()
-        now, entry, lease, left_ms, head, fragments, rounds, *hashes, events = self._server.read(
-            ("TIME",),
-            ("HGET", k.run, "entry"),
-            ("GET", k.lease),
-            ("PTTL", k.lease),
-            ("GET", k.head),
-            ("HGETALL", k.fragments),
-            ("GET", k.rounds),
-            ("HGETALL", k.learners),
-            ("HGETALL", k.beats),
-            ("HGETALL", k.handins),
-            ("HGETALL", k.receipts),
-            ("XREVRANGE", k.events, "+", "-", "COUNT", num_facts),
-        )
+        reply = self._server.run("view", keys, num_facts)
         latency_s = time.monotonic() - started
-        learners, beats, handins, receipts = hashes
+        now, entry, lease, left_ms, head, rounds, events, *hashes = reply
+        fragments, learners, beats, handins, receipts = hashes
         broken: list[str] = []
         states = table(fragments, FragmentState, k.fragments, broken).values()
         return View(
-            now=server_time(now),
+            now=float(now),
             latency_s=latency_s,
             entry=optional(entry, RunEntry, what=f"Redis key {k.run}"),
             lease=optional(lease, Lease, what=f"Redis key {k.lease}"),
@@ -69,9 +59,9 @@ class RedisReader(RedisRun):
             broken=tuple(broken),
         )
 
-    def _facts(self, events: Sequence[tuple[bytes, dict[bytes, bytes]]]) -> tuple[Fact, ...]:
+    def _facts(self, events: Sequence[tuple[bytes, tuple[bytes, bytes]]]) -> tuple[Fact, ...]:
         what = f"Redis key {self._keys.events}"
-        return tuple(parse(fields[b"fact"], Fact, what=what) for _, fields in reversed(events))
+        return tuple(parse(fact, Fact, what=what) for _, (_, fact) in reversed(events))
 
     def request(self, request: Request) -> None:
         k = self._keys

@@ -20,10 +20,10 @@ from typing import Any, Final
 import redis
 from redis.backoff import NoBackoff
 from redis.connection import ConnectionPool, parse_url
-from redis.exceptions import NoScriptError, ReadOnlyError
+from redis.exceptions import NoScriptError
 from redis.retry import Retry
 
-from ddl.errors import AddressError
+from ddl.errors import AddressError, RegistryUnavailableError
 from ddl.protocol.address import check_redis_url, safe_url
 from ddl.registry.faults import translated
 
@@ -71,18 +71,6 @@ class RedisServer:
             except NoScriptError:  # first use, SCRIPT FLUSH, or another server under the same name
                 return self._client.execute_command("EVAL", text, len(keys), *keys, *args)
 
-    def read(self, *commands: Sequence[Argument]) -> list[Any]:
-        """Send commands as one transaction: their replies are of one instant.
-
-        Raises: RegistryError.
-        """
-        with self._translated():
-            pipeline = self._client.pipeline(transaction=True)
-            for command in commands:
-                pipeline.execute_command(*command)
-            replies: list[Any] = pipeline.execute()
-            return replies
-
     def waiter(self, stream: str) -> StreamWaiter:
         """Something to wait for news of `stream` with; has a connection of its own."""
         return StreamWaiter(self._options, self.where, stream)
@@ -93,12 +81,13 @@ class RedisServer:
 
     @contextmanager
     def _translated(self) -> Iterator[None]:
-        with translated(self.where):
-            try:
+        try:
+            with translated(self.where):
                 yield
-            except ReadOnlyError:  # demoted: behind the same name there may be a new primary
-                self._pool.disconnect(inuse_connections=False)
-                raise
+        except RegistryUnavailableError:
+            # demoted, say: behind the same name there may be a new primary by now
+            self._pool.disconnect(inuse_connections=False)
+            raise
 
 
 class StreamWaiter:

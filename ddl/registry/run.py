@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Iterator, Sequence
+from typing import TypeVar
 
 import msgspec
 
@@ -62,14 +62,13 @@ def open_rounds(raw: bytes | None, key: str) -> tuple[Round, ...]:
     return record.rounds if record else ()
 
 
-def table(raw: Mapping[bytes, bytes], kind: type[T], key: str, broken: list[str]) -> dict[str, T]:
-    """Read the fields of a hash; a sentence for each that cannot be read goes to `broken`.
+def table(raw: Sequence[bytes], kind: type[T], key: str, broken: list[str]) -> dict[str, T]:
+    """Read the hash `key` of records; a sentence for each that cannot be read goes to `broken`.
 
     One learner of another version must not blind the coordinator to all others.
     """
     records: dict[str, T] = {}
-    for name, value in raw.items():
-        field = name.decode()
+    for field, value in fields(raw):
         try:
             records[field] = parse(value, kind, what=f"Redis key {key}, field {field}")
         except ProtocolError as error:
@@ -77,11 +76,12 @@ def table(raw: Mapping[bytes, bytes], kind: type[T], key: str, broken: list[str]
     return records
 
 
-def instants(raw: Mapping[bytes, bytes]) -> dict[str, float]:
+def instants(raw: Sequence[bytes]) -> dict[str, float]:
     """Read a hash of instants, in seconds of Redis time."""
-    return {name.decode(): float(value) for name, value in raw.items()}
+    return {field: float(value) for field, value in fields(raw)}
 
 
-def server_time(reply: Sequence[Any]) -> float:
-    """Read the reply to TIME, in seconds."""
-    return int(reply[0]) + int(reply[1]) / 1e6
+def fields(raw: Sequence[bytes]) -> Iterator[tuple[str, bytes]]:
+    """Fields of a hash that came as a flat list of names and values."""
+    for name, value in zip(raw[::2], raw[1::2], strict=True):
+        yield name.decode(), value
