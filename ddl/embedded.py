@@ -13,7 +13,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import time
 from pathlib import Path
 from types import TracebackType
@@ -149,16 +148,8 @@ class EmbeddedRedis:
         command += ["--logfile", str(log.resolve()), "--save", "", "--daemonize", "no"]
         command += ["--appendonly", "yes" if self.persist else "no", "--appendfsync", "everysec"]
         log.write_bytes(b"")  # so that what it says is about this start
-        self._watchdog = subprocess.Popen(
-            [sys.executable, "-I", "-S", watchdog.__file__, str(os.getpid()), *command],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            start_new_session=True,  # out of reach of the terminal's Ctrl-C
-        )
-        assert self._watchdog.stdout is not None
+        self._watchdog, self._pid = watchdog.start(command)
         try:
-            # blocks until the watchdog has started the server, or has ended
-            self._pid = int(self._watchdog.stdout.readline() or 0)
             self._wait_ready(self._watchdog, port)
         except BaseException:
             self.stop()

@@ -1,9 +1,10 @@
 """Runs a command for as long as another process lives: `python watchdog.py OWNER_PID COMMAND...`.
 
-Started by `ddl.embedded` as a script of its own, so it imports nothing but the standard library.
+Started by `start` as a script of its own, so it imports nothing but the standard library.
 The owner holds the other end of this process's standard input. When that closes, or the owner is no
 longer our parent, the owner has ended, in whatever way (SIGKILL included): the command is asked to
-end, then killed. Its pid is the first line on standard output; its exit code becomes ours.
+end, then killed. Its pid is all that we write to standard output (what it prints itself goes to
+standard error); its exit code becomes ours.
 
 Linux alone could do with a parent-death signal, but that fires when the *thread* that started the
 child ends. Here it covers the one case left: somebody kills this process itself.
@@ -18,6 +19,8 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Mapping, Sequence
+from typing import IO
 
 PATIENCE_S = 5.0
 """From asking the command to end until it is killed."""
@@ -28,6 +31,31 @@ PARENT_CHECK_S = 1.0
 PR_SET_PDEATHSIG = 1
 
 
+def start(
+    command: Sequence[str],
+    *,
+    output: IO[bytes] | None = None,
+    env: Mapping[str, str] | None = None,
+) -> tuple[subprocess.Popen[bytes], int]:
+    """Start `command` with a watchdog as its parent, in a session of its own.
+
+    Returns the watchdog, which ends with the command, and the pid of the command, 0 if it could not
+    be started. To end it in good order close the watchdog's stdin. It is out of reach of the
+    terminal's Ctrl-C. `output` takes all it prints; by default that is our standard error.
+    """
+    watchdog = subprocess.Popen(
+        [sys.executable, "-I", "-S", __file__, str(os.getpid()), *command],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=output,
+        env=env,
+        start_new_session=True,
+    )
+    assert watchdog.stdout is not None
+    # blocks until the watchdog has started the command, or has ended
+    return watchdog, int(watchdog.stdout.readline() or 0)
+
+
 def main(owner: int, command: list[str]) -> int:
     """Run `command` until it ends or `owner` does; return its exit code, as a shell gives it."""
     # the terminal's Ctrl-C is for the owner, which then decides when we end
@@ -35,6 +63,7 @@ def main(owner: int, command: list[str]) -> int:
     child = subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
+        stdout=2,
         # safe here: no other thread has been started yet
         preexec_fn=_die_with_parent if sys.platform == "linux" else None,  # noqa: PLW1509
     )
