@@ -49,7 +49,7 @@ setup:
         exit 0
     fi
     echo "setup: installing into .venv (the first time this takes a minute or two)" >&2
-    .venv/bin/python -m pip install --quiet --disable-pip-version-check ${constraint[@]+"${constraint[@]}"} --editable '.[dev]'
+    .venv/bin/python -m pip install -qq --disable-pip-version-check ${constraint[@]+"${constraint[@]}"} --editable '.[dev]'
     echo "$state" > "$stamp.new"
     mv "$stamp.new" "$stamp"
 
@@ -102,7 +102,7 @@ wheel: setup
     PYTHON
     constraint=()
     if [[ "{{ constraints }}" != none ]]; then constraint=(-c "{{ constraints }}"); fi
-    "$empty/venv/bin/python" -m pip install --quiet --no-compile --disable-pip-version-check ${constraint[@]+"${constraint[@]}"} dist/*.whl
+    "$empty/venv/bin/python" -m pip install -qq --no-compile --disable-pip-version-check ${constraint[@]+"${constraint[@]}"} dist/*.whl
     cd "$empty"
     venv/bin/ddl --version
     venv/bin/python -c 'import ddl, ddl_cli, sys; assert "site-packages" in ddl.__file__ and "site-packages" in ddl_cli.__file__, ddl.__file__'

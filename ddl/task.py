@@ -218,7 +218,7 @@ def _raised(file: Path, what: str, error: BaseException) -> TaskError:
     detail = traceback.format_exception_only(error)[-1].strip()
     return TaskError(
         f"{where}: {what} of the task raised {detail}",
-        hint="Mend the task file; `--debug` shows the whole traceback",
+        hint="Mend the task file; `ddl --debug ...` shows the whole traceback",
     )
 
 

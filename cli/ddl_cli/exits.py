@@ -10,6 +10,7 @@ from ddl.errors import (
     DdlError,
     IntegrityError,
     LeaseLostError,
+    ObjectNotFoundError,
     ProtocolError,
     RefusedError,
     RegistryError,
@@ -32,7 +33,7 @@ class Exit(IntEnum):
     LEASE_LOST = 5
     """Another coordinator holds the run."""
     INTEGRITY = 6
-    """Stored bytes cannot be read, or are not what the log says."""
+    """Stored bytes are missing, cannot be read, or are not what the log says."""
     START_AGAIN = 75
     """Drained or offline; nothing is wrong with it, start it again."""
     INTERRUPTED = 130
@@ -42,6 +43,7 @@ class Exit(IntEnum):
 _BY_ERROR: Final[tuple[tuple[type[DdlError], Exit], ...]] = (
     (ConfigError, Exit.USAGE),
     (TaskError, Exit.USAGE),
+    (ObjectNotFoundError, Exit.INTEGRITY),  # whoever lets it through expected the object
     (StoreError, Exit.UNREACHABLE),
     (RegistryError, Exit.UNREACHABLE),
     (RefusedError, Exit.REFUSED),

@@ -1,0 +1,104 @@
+"""The command as a whole: version, help, exit codes, and how an error is told."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+import ddl
+import ddl.errors
+from ddl.errors import ConfigError, DdlError, StoreUnavailableError
+from ddl_cli import app
+from ddl_cli.exits import Exit, exit_code
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    """Exit code of `ddl ARGUMENTS`."""
+    monkeypatch.setattr(sys, "argv", ["ddl", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        app.main()
+    assert isinstance(ended.value.code, int)
+    return ended.value.code
+
+
+@pytest.fixture
+def failing(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A command `fail` whose setting cannot work."""
+
+    def fail() -> None:
+        raise ConfigError("round.quorum = 0: must be at least 1", hint="Use 1 [or more]")
+
+    registered = list(app.app.registered_commands)
+    app.app.command("fail")(fail)
+    yield
+    app.app.registered_commands[:] = registered
+
+
+ERRORS = [
+    kind
+    for kind in vars(ddl.errors).values()
+    if isinstance(kind, type) and issubclass(kind, DdlError) and kind is not DdlError
+]
+
+
+@pytest.mark.parametrize("error", ERRORS)
+def test_every_error_has_an_exit_code(error: type[DdlError]) -> None:
+    """No error that we raise on purpose ends as a bare `1`, which means that something broke."""
+    assert exit_code(error("x")) not in (Exit.OK, Exit.FAILED)
+
+
+def test_the_codes_that_scripts_rely_on() -> None:
+    """Written out, because changing one breaks somebody's supervisor."""
+    assert exit_code(ConfigError("x")) == 2
+    assert exit_code(StoreUnavailableError("x")) == 3
+    assert {code.name: code.value for code in Exit} == {
+        "OK": 0,
+        "FAILED": 1,
+        "USAGE": 2,
+        "UNREACHABLE": 3,
+        "REFUSED": 4,
+        "LEASE_LOST": 5,
+        "INTEGRITY": 6,
+        "START_AGAIN": 75,
+        "INTERRUPTED": 130,
+    }
+
+
+def test_version(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """One line on stdout, the version of the library."""
+    assert run(monkeypatch, "--version") == 0
+    assert capsys.readouterr().out == f"ddl {ddl.__version__}\n"
+
+
+def test_an_unknown_command_is_a_usage_error(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is named, on stderr."""
+    assert run(monkeypatch, "lerner") == 2
+    told = capsys.readouterr()
+    assert "lerner" in told.err
+    assert told.out == ""
+
+
+@pytest.mark.usefixtures("failing")
+def test_an_error_is_one_sentence_and_a_cure(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On stderr, as it was written, without a traceback."""
+    assert run(monkeypatch, "fail") == 2
+    told = capsys.readouterr()
+    assert told.err == "ddl: round.quorum = 0: must be at least 1. Use 1 [or more]\n"
+    assert told.out == ""
+
+
+@pytest.mark.usefixtures("failing")
+def test_debug_shows_the_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With `--debug` before the command; the sentence still comes last."""
+    assert run(monkeypatch, "--debug", "fail") == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0].startswith("Traceback")
+    assert lines[-1].startswith("ddl: round.quorum")
