@@ -109,7 +109,7 @@ def check_redis_url(url: str) -> str:
 
 def safe_url(url: str) -> str:
     """`url` with every password in it replaced by ***; works on malformed ones too."""
-    url = re.sub(r"://([^:/?#@]*):.*@", r"://\1:***@", url)
+    url = re.sub(r"://([^:/?#@]*):.*@", r"://\1:***@", url, flags=re.DOTALL)
     return re.sub(r"([?&][^=&]*(?:password|secret|token)[^=&]*=)[^&#]*", r"\1***", url)
 
 
@@ -123,7 +123,8 @@ def _parse_redis(text: str) -> RunAddress:
             hint="Put the run's name at its end: ?run=NAME",
         )
     rest = urlencode([(name, value) for name, value in options if name != "run"])
-    url = check_redis_url(parts._replace(query=rest).geturl())
+    # not `geturl()`, which turns unix:///path into unix:/path
+    url = check_redis_url(text.partition("?")[0] + (f"?{rest}" if rest else ""))
     return RunAddress(run=_run_name(runs[0], text), redis_url=url)
 
 
@@ -148,16 +149,18 @@ def _parse_store(text: str) -> RunAddress:
 
 
 def _split(url: str) -> SplitResult:
+    if "#" in url:
+        raise AddressError(
+            f"{safe_url(url)} has a '#'",
+            hint="In a password write it as %23 (and / as %2F, ? as %3F, @ as %40)",
+        )
+    if not url.isprintable() or " " in url:
+        raise AddressError(f"{safe_url(url)!r} has a blank or an unprintable character in it")
     try:
         parts = urlsplit(url)
         _ = parts.port  # raises if it is no port
     except ValueError as error:
         raise AddressError(f"{safe_url(url)} cannot be read: {_reason(error)}") from None
-    if parts.fragment or url.endswith("#"):
-        raise AddressError(
-            f"{safe_url(url)} has a '#'",
-            hint="In a password write it as %23 (and / as %2F, @ as %40)",
-        )
     return parts
 
 
