@@ -66,33 +66,34 @@ def tiles(numel: int) -> Iterator[tuple[int, int]]:
 
 
 class Total:
-    """The sum of products of pairs of vectors, in fp64, added tile by tile."""
+    """A sum of products in fp64 that tiles are added to one by one."""
 
     def __init__(self) -> None:
         self._rows: list[float] = []
-        self._left = torch.empty(TILE, dtype=torch.float64)
-        self._right = torch.empty(TILE, dtype=torch.float64)
+        self._product = torch.empty(TILE, dtype=torch.float64)
+        self._factor = torch.empty(TILE, dtype=torch.float64)
 
     def add(self, left: Tensor, right: Tensor) -> None:
         """Take in sum(left * right) of two tiles (n,), n at most TILE, of any floating type."""
         size = left.numel()
-        padded = -(-size // _ROW) * _ROW
-        product = self._left[:padded]
-        product[size:] = 0.0
+        product = self._product[: -(-size // _ROW) * _ROW]
+        product[size:] = 0.0  # the last row is filled up
         product[:size] = left
-        product[:size] *= self._right[:size].copy_(right)
+        product[:size] *= product[:size] if left is right else self._factor[:size].copy_(right)
         self._rows += product.view(-1, _ROW).sum(1).tolist()
 
     @property
     def value(self) -> float:
-        """The sum so far; NaN or infinite if any product was."""
+        """The sum so far; NaN if any product was not finite."""
         return math.fsum(self._rows) if all(map(math.isfinite, self._rows)) else math.nan
 
 
 def dot(left: Tensor, right: Tensor) -> float:
-    """sum(left * right) in fp64 for two tensors of one shape."""
+    """sum(left * right) in fp64 of two tensors of one shape."""
     total = Total()
-    a, b = left.reshape(-1), right.reshape(-1)
+    a = left.reshape(-1)
+    b = a if right is left else right.reshape(-1)
     for start, stop in tiles(a.numel()):
-        total.add(a[start:stop], b[start:stop])
+        part = a[start:stop]
+        total.add(part, part if b is a else b[start:stop])
     return total.value
