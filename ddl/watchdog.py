@@ -67,6 +67,8 @@ def main(owner: int, command: list[str]) -> int:
         # safe here: no other thread has been started yet
         preexec_fn=_die_with_parent if sys.platform == "linux" else None,  # noqa: PLW1509
     )
+    for asked in (signal.SIGTERM, signal.SIGHUP):  # to end: the child ends, and then we do
+        signal.signal(asked, lambda *_: child.terminate())
     os.write(1, b"%d\n" % child.pid)
     threading.Thread(target=_follow, args=(owner, child), daemon=True).start()
     code = child.wait()

@@ -200,7 +200,7 @@ class CoordinatorRegistry(Protocol):
         ...
 
     def close(self) -> None:
-        """Free connections. Calls under way may fail."""
+        """End a wait in another thread and free connections; calls under way end as they would."""
         ...
 
 
@@ -275,7 +275,7 @@ class LearnerRegistry(Protocol):
         ...
 
     def close(self) -> None:
-        """Free connections. Calls under way may fail."""
+        """End a wait in another thread and free connections; calls under way end as they would."""
         ...
 
 
@@ -295,5 +295,5 @@ class ReaderRegistry(Protocol):
         ...
 
     def close(self) -> None:
-        """Free connections. Calls under way may fail."""
+        """End a wait in another thread and free connections; calls under way end as they would."""
         ...

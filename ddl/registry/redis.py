@@ -76,8 +76,8 @@ class RedisServer:
         return StreamWaiter(self._options, self.where, stream)
 
     def close(self) -> None:
-        """Close all connections. Calls under way may fail."""
-        self._pool.disconnect()
+        """Close the connections that are idle; calls under way end as they would."""
+        self._pool.disconnect(inuse_connections=False)
 
     @contextmanager
     def _translated(self) -> Iterator[None]:
@@ -104,6 +104,7 @@ class StreamWaiter:
         # RESP2, so that nothing but replies ever comes on this connection
         pool = ConnectionPool(**{**options, "protocol": 2})
         self._connection: Any = pool.make_connection()
+        self._waiting = threading.Lock()
         self._seen = b"0-0"
         self._interrupted = threading.Event()
 
@@ -115,7 +116,7 @@ class StreamWaiter:
         Raises: RegistryUnavailableError, RegistryError.
         """
         deadline = time.monotonic() + timeout_s
-        with translated(self._where):
+        with self._waiting, translated(self._where):
             try:
                 return self._wait(deadline)
             except redis.ConnectionError:
@@ -127,8 +128,10 @@ class StreamWaiter:
         self._interrupted.set()
 
     def close(self) -> None:
+        """End a wait in another thread, then close the connection."""
         self.interrupt()
-        self._connection.disconnect()
+        with self._waiting:  # redis-py breaks when a connection is closed under a reader
+            self._connection.disconnect()
 
     def _wait(self, deadline: float) -> bool:
         newest = self._newest()

@@ -47,7 +47,7 @@ class RedisRun:
             self._server.run("tell", keys, *map(canonical, facts))
 
     def close(self) -> None:
-        """Free connections. Calls under way may fail."""
+        """Free connections."""
         self._server.close()
 
 

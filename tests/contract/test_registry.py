@@ -586,6 +586,20 @@ def test_an_interrupted_wait_ends_soon(joined: Sides) -> None:
     timer.join()
 
 
+def test_closing_ends_a_wait_in_another_thread(joined: Sides) -> None:
+    """Without an error in either thread, so that a process can end at any time."""
+    while joined.learner.wait_news(0):
+        pass
+    outcome: list[bool] = []
+    thread = threading.Thread(target=lambda: outcome.append(joined.learner.wait_news(30.0)))
+    thread.start()
+    started = time.monotonic()
+    joined.learner.close()
+    thread.join(10)
+    assert outcome == [False]
+    assert time.monotonic() - started < 5.0
+
+
 # ---- people -------------------------------------------------------------------------------------
 
 

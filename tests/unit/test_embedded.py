@@ -95,13 +95,22 @@ def test_nothing_is_left_when_the_owner_ends(tmp_path: Path, end: int, forked: s
         owner.wait(10)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="the parent-death signal is Linux's")
-def test_nothing_is_left_when_the_watchdog_is_killed(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "end",
+    [
+        signal.SIGTERM,
+        pytest.param(
+            signal.SIGKILL,
+            marks=pytest.mark.skipif(sys.platform != "linux", reason="needs a parent-death signal"),
+        ),
+    ],
+)
+def test_nothing_is_left_when_the_watchdog_is_ended(tmp_path: Path, end: int) -> None:
     """The server goes with it, and the owner can go on to stop."""
     server = EmbeddedRedis(tmp_path).start()
     pid, watchdog = server.pid, server._watchdog
     assert watchdog is not None
-    watchdog.kill()
+    watchdog.send_signal(end)
     wait_for(lambda: not runs(pid))
     server.stop()
 
