@@ -31,11 +31,13 @@ class Fragment:
 
     Attributes:
         weights: fp32 of each parameter, as every learner sees it.
+        stored: the same in the type they are published in, views of what was read.
         buffers: values of each buffer in its own type.
         metadata: canonical JSON as the coordinator wrote it.
     """
 
     weights: Mapping[str, Tensor]
+    stored: Mapping[str, Tensor]
     buffers: Mapping[str, Tensor]
     metadata: bytes
 
@@ -70,8 +72,12 @@ def decode_fragment(buffer: Buffer, specs: Sequence[TensorSpec], dtype: PublishD
     Raises: IntegrityError: see `decode_payload`.
     """
     payload = decode_payload(buffer, specs, _CODECS[dtype], what="fragment")
-    weights = {name: coded.whole() for name, coded in payload.values.items()}
-    return Fragment(weights=weights, buffers=payload.buffers, metadata=payload.metadata)
+    return Fragment(
+        weights={name: coded.whole() for name, coded in payload.values.items()},
+        stored={name: coded.parts[""] for name, coded in payload.values.items()},
+        buffers=payload.buffers,
+        metadata=payload.metadata,
+    )
 
 
 def encode_outer(

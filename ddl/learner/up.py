@@ -97,7 +97,6 @@ class UpThread(threading.Thread):
                 self._buffer,
             )
         except TaskError as error:
-            movement.abandoned()
             self._on_spoiled(fragment, error)
             return
         if len(encoded.buffer) > len(self._buffer) and isinstance(encoded.buffer.obj, bytearray):

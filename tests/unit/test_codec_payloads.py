@@ -14,6 +14,7 @@ from torch import Tensor
 from ddl.codec.codecs import CODECS, INT4, Codec
 from ddl.codec.contribution import contribution_bytes, decode_contribution, encode_contribution
 from ddl.codec.digest import sha256, sha256_file
+from ddl.codec.dtypes import torch_dtype
 from ddl.codec.fragment import (
     PublishDtype,
     decode_fragment,
@@ -173,6 +174,8 @@ def test_a_published_fragment_is_what_every_learner_sees(dtype: PublishDtype) ->
     for name, value in weights.items():
         expected = value if dtype == "float32" else value.bfloat16().float()
         assert torch.equal(read.weights[name], expected)
+        assert read.stored[name].dtype == torch_dtype(dtype, of=name)
+        assert torch.equal(read.stored[name].float(), expected)
         assert torch.equal(encoded.decoded[name].whole(), expected)
     assert all(torch.equal(read.buffers[name], value) for name, value in buffers().items())
     assert read.metadata == META
