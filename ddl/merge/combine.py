@@ -57,7 +57,7 @@ class Combined:
     Attributes:
         value: fp32 in the tensor's shape.
         cosine: mean cosine between the deltas and it, weighted by weight (RDA) or by weight and
-            length (mean); None where nothing moved.
+            length (mean); None where nothing moved or nothing was compared.
     """
 
     value: Tensor
@@ -66,8 +66,10 @@ class Combined:
 
 def combine(rule: Rule, deltas: Sequence[Delta]) -> Combined:
     """Combine at least one delta of a parameter by its rule; a single one is copied, bit for bit."""
-    if len(deltas) == 1 or rule == "heaviest":
-        return _copy(max(deltas, key=lambda delta: delta.weight))  # of equal weights the first
+    if len(deltas) == 1:
+        return _copy(deltas[0])
+    if rule == "heaviest":  # of equal weights the first
+        return Combined(_copy(max(deltas, key=lambda delta: delta.weight)).value, None)
     if rule == "rda":
         return rda(deltas)
     assert rule == "mean", rule

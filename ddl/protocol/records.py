@@ -177,9 +177,9 @@ class Waits(Record, frozen=True, kw_only=True):
 class Health(Record, frozen=True, kw_only=True):
     """Signs of a good or bad outer step. None: not known for this step.
 
-    `cos_peers`: mean cosine between contributions and their merge. `cos_prev`: cosine between this
-    step and the last one of the fragment. `step_norm`: L2 norm of the step. `loss_mean`: mean of the
-    learners' training losses, weighted like their contributions.
+    `cos_peers`: mean cosine between contributions and their merge. `cos_prev`: cosine between the
+    outer gradient and the momentum before it, the decaying sum of earlier ones. `step_norm`: L2 norm
+    of the step. `loss_mean`: mean of the learners' training losses, weighted like contributions.
     """
 
     cos_peers: float | None = None

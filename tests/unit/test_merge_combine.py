@@ -106,7 +106,9 @@ def test_rda_keeps_the_length_that_the_mean_of_orthogonal_deltas_loses() -> None
 
 def test_the_heaviest_is_copied_and_of_equal_weights_the_first() -> None:
     """Nothing is mixed."""
-    assert combined("heaviest", [[1.0], [2.0], [3.0]], [1.0, 5.0, 5.0]).value.tolist() == [2.0]
+    result = combined("heaviest", [[1.0], [2.0], [3.0]], [1.0, 5.0, 5.0])
+    assert result.value.tolist() == [2.0]
+    assert result.cosine is None
 
 
 @pytest.mark.parametrize("rule", ["mean", "rda", "heaviest"])
