@@ -48,9 +48,12 @@ class ServerClock:
         """Whether the server has been heard at least once."""
         return self._offset_s is not None
 
-    def observe(self, server_now: float) -> float:
-        """Take the server's time; return by how many seconds it jumped against our estimate."""
-        offset_s = server_now - self._clock.monotonic()
+    def observe(self, server_now: float, *, at: float | None = None) -> float:
+        """Take the server's time; return by how many seconds it jumped against our estimate.
+
+        `at`: the monotonic instant at which the answer came, if not now.
+        """
+        offset_s = server_now - (self._clock.monotonic() if at is None else at)
         jump_s = 0.0 if self._offset_s is None else offset_s - self._offset_s
         self._offset_s = offset_s
         return jump_s

@@ -144,6 +144,9 @@ FIXED: Final = ("run", "task", "store", "fragments", "merge", "adopt", "codec")
 LIVE: Final = ("round", "outer", "gate", "liveness", "health", "stop", "keep")
 LOCAL: Final = ("redis",)
 
+STALENESS_LIMIT: Final = 30
+"""Highest `round.staleness_max`: the log remembers the digests of so many versions."""
+
 ENVIRONMENT: Final = {"DDL_REDIS": "redis.url", "DDL_STORE": "store.url"}
 """Short names; every other setting is `DDL_<SECTION>_<KEY>`, for example DDL_ROUND_QUORUM."""
 
@@ -213,6 +216,12 @@ def known_key(key: str, where: str) -> str:
     raise ConfigError(f"{where}: unknown setting {key!r}", hint=hint)
 
 
+def get(settings: Settings, key: str) -> Any:
+    """The value of a dotted key."""
+    section, _, name = key.partition(".")
+    return getattr(getattr(settings, section), name)
+
+
 def replace(settings: Settings, changes: Mapping[str, Scalar]) -> Settings:
     """Settings with dotted `changes` applied and checked. Raises: ConfigError."""
     raw: dict[str, Any] = msgspec.to_builtins(settings)
@@ -225,6 +234,19 @@ def replace(settings: Settings, changes: Mapping[str, Scalar]) -> Settings:
     return changed
 
 
+def amend(settings: Settings, changes: Mapping[str, Scalar]) -> Settings:
+    """`settings` with changes that a run under way allows. Raises: ConfigError."""
+    for key in changes:
+        section = known_key(key, "change").partition(".")[0]
+        if section not in LIVE:
+            why = "is fixed at genesis" if section in FIXED else "belongs to one machine"
+            raise ConfigError(
+                f"{key} {why} and cannot change during a run",
+                hint=f"Tables that can: {', '.join(LIVE)}",
+            )
+    return replace(settings, changes)
+
+
 def check(settings: Settings) -> None:
     """Refuse values that cannot work, alone or together. Raises: ConfigError."""
     check_run_name(settings.run.name)
@@ -234,7 +256,7 @@ def check(settings: Settings) -> None:
     _at_least(s, "fragments.num", 0)
     for key in ("round.every_steps", "round.overlap_steps", "round.in_flight", "round.quorum"):
         _at_least(s, key, 1)
-    _at_least(s, "round.staleness_max", 0)
+    _between(s, "round.staleness_max", 0, STALENESS_LIMIT)
     _at_least(s, "round.deadline_s", 0)
     _between(s, "round.grace_ratio", 0.0, 1.0, open_top=True)
     _between(s, "round.staleness_decay", 0.0, 1.0)
@@ -363,19 +385,14 @@ def _section(name: str) -> type[Section]:
     return kind
 
 
-def _get(settings: Settings, key: str) -> Any:
-    section, _, name = key.partition(".")
-    return getattr(getattr(settings, section), name)
-
-
 def _at_least(settings: Settings, key: str, least: float) -> None:
-    value = _get(settings, key)
+    value = get(settings, key)
     if not value >= least:
         raise ConfigError(f"{key} = {value!r}: must be at least {least:g}")
 
 
 def _above(settings: Settings, key: str, bound: float) -> None:
-    value = _get(settings, key)
+    value = get(settings, key)
     if not bound < value < float("inf"):
         raise ConfigError(f"{key} = {value!r}: must be a finite number above {bound:g}")
 
@@ -383,7 +400,7 @@ def _above(settings: Settings, key: str, bound: float) -> None:
 def _between(
     settings: Settings, key: str, low: float, high: float, *, open_top: bool = False
 ) -> None:
-    value = _get(settings, key)
+    value = get(settings, key)
     if not (low <= value < high if open_top else low <= value <= high):
         top = "below" if open_top else "at most"
         raise ConfigError(f"{key} = {value!r}: must be at least {low:g} and {top} {high:g}")

@@ -7,6 +7,7 @@ Redis keys carry the run's name in braces, so that one run lives in one Cluster 
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 from ddl.names import check_learner_id, check_run_name
@@ -16,6 +17,9 @@ DIGEST_CHARS: Final = 16
 
 RUNS: Final = "ddl:runs"
 """Redis hash: run name -> JSON {store, lineage}; the index behind `ddl runs`."""
+
+
+_CONTRIBUTION = re.compile(r"([^/]+)/(\d{6,})/f(\d{4,})-(\d{8,})-[0-9a-f]+\.safetensors")
 
 
 def probe(token: str) -> str:
@@ -83,6 +87,15 @@ class ObjectKeys:
             f"{self.run}/contributions/{check_learner_id(learner)}/{incarnation:06d}/"
             f"f{fragment:04d}-{seq:08d}-{sha256[:DIGEST_CHARS]}.safetensors"
         )
+
+    def parse_contribution(self, key: str) -> tuple[str, int, int, int] | None:
+        """Learner, incarnation, fragment and seq of a contribution's key; None for another key."""
+        match = _CONTRIBUTION.fullmatch(key.removeprefix(self.contributions))
+        if match is None or not key.startswith(self.contributions):
+            return None
+        learner, *numbers = match.groups()
+        incarnation, fragment, seq = map(int, numbers)
+        return learner, incarnation, fragment, seq
 
     def warm(self, learner: str, name: str) -> str:
         """Inner optimizer state of a learner, by setting."""

@@ -1,0 +1,117 @@
+"""`ddl coordinator`: own the model of a run."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ddl import config
+from ddl.journal import Journal
+from ddl_cli.arguments import key_values
+from ddl_cli.exits import Exit
+
+if TYPE_CHECKING:
+    from ddl.coordinator.service import Service
+
+app = typer.Typer(help="Own the model of a run.", no_args_is_help=True)
+
+
+@app.callback()
+def _group() -> None:
+    """Own the model of a run."""
+
+
+@app.command("start")
+def start(
+    run: Annotated[
+        Path, typer.Argument(metavar="RUN.toml", help="Settings of the run.", show_default=False)
+    ],
+    init: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Start weights, as safetensors, for a run that is created.",
+            show_default=False,
+        ),
+    ] = None,
+    redis: Annotated[
+        str | None, typer.Option("--redis", metavar="URL", help="The same as --set redis.url=URL.")
+    ] = None,
+    store: Annotated[
+        str | None, typer.Option("--store", metavar="URL", help="The same as --set store.url=URL.")
+    ] = None,
+    changes: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="A setting; stands above all others."),
+    ] = None,
+    up_mbit: Annotated[
+        float | None, typer.Option(metavar="X", help="Cap on uploads, in Mbit/s.")
+    ] = None,
+    down_mbit: Annotated[
+        float | None, typer.Option(metavar="X", help="Cap on downloads, in Mbit/s.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Log as one JSON object a line.")] = False,
+) -> None:
+    """Create the run of RUN.toml, or go on with it, until it is over.
+
+    Ctrl-C and SIGTERM end this process, not the run: start it again to go on.
+    """
+    flags = key_values(changes or [], option="--set")
+    flags |= {"redis.url": redis} if redis else {}
+    flags |= {"store.url": store} if store else {}
+    loaded = config.load(run, environment=os.environ, flags=flags)
+    from ddl.coordinator.start import StartOptions, run_coordinator
+
+    options = StartOptions(
+        loaded=loaded,
+        task_file=run.parent / loaded.settings.task.file,
+        init=init,
+        up_mbit=up_mbit,
+        down_mbit=down_mbit,
+    )
+    journal = Journal(sys.stderr, form="json" if as_json else "text")
+    with _signals() as signals:
+        try:
+            outcome = run_coordinator(options, journal=journal, on_ready=signals.attach)
+        except KeyboardInterrupt:  # before there was a service to end
+            outcome = "asked"
+    if outcome == "asked" and signals.received == signal.SIGINT:
+        raise typer.Exit(Exit.INTERRUPTED)
+
+
+class _Signals:
+    """Turns SIGINT and SIGTERM into an orderly end."""
+
+    def __init__(self) -> None:
+        self.received = 0
+        self._service: Service | None = None
+
+    def attach(self, service: Service) -> None:
+        """From now on, end this service instead of interrupting the main thread."""
+        self._service = service
+
+    def handle(self, number: int, _: FrameType | None) -> None:
+        self.received = number
+        if self._service is None:
+            raise KeyboardInterrupt
+        self._service.end()
+
+
+@contextmanager
+def _signals() -> Iterator[_Signals]:
+    signals = _Signals()
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.signal(number, signals.handle) for number in numbers]
+    try:
+        yield signals
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)

@@ -1,0 +1,165 @@
+"""The log as it lies in the store: read, fold and extend it.
+
+No listing is needed: records have dense numbers, so the newest one is found by exact keys.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from ddl.core.log import CHECKPOINT_EVERY, LogState
+from ddl.errors import ConfigError, IntegrityError, ObjectNotFoundError, ProtocolError
+from ddl.protocol import wire
+from ddl.protocol.keys import ObjectKeys
+from ddl.protocol.records import LogRecord, RunRecord
+from ddl.store.base import Store
+from ddl.store.search import last_present
+
+
+class Entry(NamedTuple):
+    """A record and the digest of its bytes."""
+
+    record: LogRecord
+    digest: str
+
+
+class History:
+    """The log of one run. Every method may raise StoreError.
+
+    Args:
+        store: where the run lies.
+        run: its name.
+    """
+
+    def __init__(self, store: Store, run: str) -> None:
+        self._store = store
+        self._keys = ObjectKeys(run)
+
+    # ---- reading ----------------------------------------------------------------------------
+
+    def run_record(self) -> RunRecord | None:
+        """Record 0, or None if there is no such run. Raises: ProtocolError."""
+        try:
+            data = self._store.get(self._keys.run_record)
+        except ObjectNotFoundError:
+            return None
+        return wire.parse(bytes(data), RunRecord, what=self._keys.run_record)
+
+    def read(self, seq: int) -> Entry | None:
+        """Record `seq` >= 1, or None if it is not written yet. Raises: ProtocolError."""
+        key = self._keys.commit(seq)
+        try:
+            data = bytes(self._store.get(key))
+        except ObjectNotFoundError:
+            return None
+        return Entry(wire.parse(data, LogRecord, what=key), wire.digest(data))
+
+    def newest_seq(self) -> int:
+        """Number of the newest record; 0 if there is none. Looks at O(log n) keys."""
+        return last_present(self._exists)
+
+    def fold(self, run: RunRecord) -> LogState:
+        """The state after the newest record; `run` is record 0.
+
+        Raises: IntegrityError (a record does not follow the one before), ProtocolError.
+        """
+        newest = self.newest_seq()
+        state = self._checkpoint_before(run, newest)
+        self.follow(state)
+        if state.seq < newest:
+            raise IntegrityError(
+                f"log record {state.seq + 1} of run {run.name!r} is missing, "
+                f"but record {newest} is there",
+                hint="Restore the object from a copy of the store",
+            )
+        return state
+
+    def fold_to(self, run: RunRecord, global_version: int) -> LogState:
+        """The state at the record that made `global_version`.
+
+        Raises: ConfigError if the run has no such version; otherwise as `fold`.
+        """
+        newest = self.fold(run)
+        if not 0 <= global_version <= newest.global_version:
+            raise ConfigError(
+                f"run {run.name!r} has no version {global_version}",
+                hint=f"Its versions are 0 to {newest.global_version}",
+            )
+        if global_version == newest.global_version:
+            return newest
+        state = self._checkpoint_before(run, newest.seq, global_version=global_version)
+        while state.global_version < global_version:
+            self._follow_one(state)
+        return state
+
+    def follow(self, state: LogState) -> bool:
+        """Apply the records after `state`, if any; whether there were some. Raises as `fold`."""
+        before = state.seq
+        while self._follow_one(state):
+            pass
+        return state.seq > before
+
+    # ---- writing ----------------------------------------------------------------------------
+
+    def write(self, record: LogRecord) -> Entry:
+        """Put a record create-once; return what stands at its seq now: this one, or another's.
+
+        After a StoreError nothing is known; the very same call then tells, whatever happened.
+        Raises: StoreError, ProtocolError.
+        """
+        data = wire.canonical(record)
+        if self._store.put(self._keys.commit(record.seq), data, mode="create"):
+            return Entry(record, wire.digest(data))
+        there = self.read(record.seq)
+        if there is None:
+            raise IntegrityError(
+                f"{self._keys.commit(record.seq)} was taken a moment ago and is not there now",
+                hint="Log records must never be deleted",
+            )
+        return there
+
+    def write_checkpoint(self, seq: int, data: bytes) -> None:
+        """Put the folded log as of `seq`: the canonical JSON of its `LogState`."""
+        self._store.put(self._keys.checkpoint(seq), data)
+
+    # ---- helpers ----------------------------------------------------------------------------
+
+    def _exists(self, seq: int) -> bool:
+        return self._store.head(self._keys.commit(seq)) is not None
+
+    def _checkpoint_before(
+        self, run: RunRecord, newest: int, *, global_version: int | None = None
+    ) -> LogState:
+        """The newest usable checkpoint up to `newest` and `global_version`, else the genesis."""
+        for seq in range(newest - newest % CHECKPOINT_EVERY, 0, -CHECKPOINT_EVERY):
+            state = self._checkpoint(run, seq)
+            if state is not None and (
+                global_version is None or state.global_version <= global_version
+            ):
+                return state
+        return LogState.genesis(run)
+
+    def _checkpoint(self, run: RunRecord, seq: int) -> LogState | None:
+        """A checkpoint that agrees with the record it was made at. One that is missing or does not
+        is left aside: it is derived, and the records before it say the same."""
+        key = self._keys.checkpoint(seq)
+        entry = self.read(seq)
+        try:
+            state = wire.parse(bytes(self._store.get(key)), LogState, what=key)
+        except (ObjectNotFoundError, ProtocolError):
+            return None
+        agrees = (
+            entry is not None
+            and (state.seq, state.digest) == (seq, entry.digest)
+            and state.lineage == run.lineage
+            and tuple(state.ledger) == entry.record.ledger
+            and state.global_version == entry.record.global_version
+        )
+        return state if agrees else None
+
+    def _follow_one(self, state: LogState) -> bool:
+        entry = self.read(state.seq + 1)
+        if entry is None:
+            return False
+        state.apply(entry.record, entry.digest)
+        return True

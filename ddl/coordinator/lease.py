@@ -1,0 +1,205 @@
+"""The right to coordinate: taken at the start, renewed by a thread of its own, checked before each
+record.
+
+The lease keeps two coordinators from working side by side; that they cannot harm each other is not
+its doing, but that of create-once records. So its rules lean to caution (design 5):
+
+* by its own monotonic clock the holder is *sure* of the lease for 2/3 of its length from the last
+  renewal. After that it writes no record until Redis has confirmed it again;
+* it is renewed only while the store takes writes: a holder that is cut off from the store lets it
+  run out, so that another may try.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import threading
+from collections.abc import Callable
+from typing import Final
+
+from ddl.clock import Clock
+from ddl.errors import LeaseLostError, RefusedError, RegistryError, StoreError
+from ddl.journal import Journal
+from ddl.protocol.records import Lease
+from ddl.registry.base import CoordinatorRegistry, LeaseReply
+
+SURE_RATIO: Final = 2 / 3
+"""Share of the lease's length for which the holder trusts its last renewal."""
+
+RENEWALS: Final = 3
+"""Renewals within one length of the lease."""
+
+STORE_SILENCE: Final = 2.0
+"""Lengths of the lease without a store write after which it is not renewed."""
+
+_LOOK_S: Final = 0.5
+"""How often a lease that is held by another is looked at."""
+
+
+def new_holder(token: str) -> Lease:
+    """A lease to ask for, naming this life of this process. `token`: random, one per life."""
+    host = socket.gethostname()
+    return Lease(holder=f"{host}-{os.getpid()}-{token}", epoch=0, host=host, pid=os.getpid())
+
+
+def take(
+    registry: CoordinatorRegistry,
+    wanted: Lease,
+    *,
+    ttl_s: float,
+    min_epoch: int,
+    clock: Clock,
+    journal: Journal,
+) -> Lease:
+    """Take the lease. If another holds it, wait until it runs out, or is seen to be renewed.
+
+    A holder that died without a word is so replaced within one `ttl_s`; one that lives shows it
+    within a third of its own.
+    Raises: RefusedError naming the living holder; RegistryError.
+    """
+    first = reply = registry.take_lease(wanted, ttl_s=ttl_s, min_epoch=min_epoch)
+    first_at = clock.monotonic()
+    pause = threading.Event()  # never set: Ctrl-C ends the wait
+    while not reply.held:
+        unrenewed_s = first.left_s - (clock.monotonic() - first_at)
+        if reply.lease != first.lease or reply.left_s > unrenewed_s + _LOOK_S:
+            raise RefusedError(
+                f"another coordinator holds the run: {_name(reply)}",
+                hint="Stop that one first, or leave the run to it",
+            )
+        journal.on_change(
+            "lease",
+            "lease.awaited",
+            f"held by {_name(first)}; unless renewed, it runs out in {first.left_s:.0f} s",
+        )
+        pause.wait(_LOOK_S)
+        reply = registry.take_lease(wanted, ttl_s=ttl_s, min_epoch=min_epoch)
+    journal.forget("lease")
+    assert reply.lease is not None
+    return reply.lease
+
+
+class LeaseKeeper:
+    """Renews a lease until it is closed, or lost for good.
+
+    Args:
+        lease: as taken, a moment ago.
+        probe: writes a few bytes to the store, for when nothing else is written. Raises: StoreError.
+        on_lost: called once, from the keeper's thread, when another holds the lease.
+    """
+
+    def __init__(
+        self,
+        registry: CoordinatorRegistry,
+        lease: Lease,
+        *,
+        ttl_s: float,
+        probe: Callable[[], None],
+        on_lost: Callable[[LeaseLostError], None],
+        clock: Clock,
+        journal: Journal,
+    ) -> None:
+        self.lease = lease
+        self._registry = registry
+        self._ttl_s = ttl_s
+        self._probe = probe
+        self._on_lost = on_lost
+        self._clock = clock
+        self._journal = journal
+        self._renewed_at = self._stored_at = clock.monotonic()
+        self._changed = threading.Condition()
+        self._over = False
+        self._thread = threading.Thread(target=self._keep, name="lease", daemon=True)
+
+    def start(self) -> None:
+        """Start to renew."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop renewing and let go of the lease, so that another can take it at once.
+
+        Safe to call again.
+        """
+        with self._changed:
+            self._over = True
+            self._changed.notify_all()
+        if self._thread.is_alive():
+            self._thread.join()
+        with contextlib.suppress(RegistryError):  # it runs out by itself
+            self._registry.release_lease(self.lease)
+
+    def set_length(self, ttl_s: float) -> None:
+        """Use another length from the next renewal on."""
+        self._ttl_s = ttl_s
+
+    def store_wrote(self) -> None:
+        """The store took a write just now; from any thread."""
+        self._stored_at = self._clock.monotonic()
+
+    @property
+    def is_sure(self) -> bool:
+        """Whether a record may be written now."""
+        age_s = self._clock.monotonic() - self._renewed_at
+        return not self._over and age_s < SURE_RATIO * self._ttl_s
+
+    def wait_sure(self) -> bool:
+        """Block until a record may be written; False once closed or lost."""
+        with self._changed:
+            while not self._over and not self.is_sure:
+                self._changed.wait(self._ttl_s)
+            return not self._over
+
+    def _keep(self) -> None:
+        while not self._is_over_within(self._ttl_s / RENEWALS):
+            if self._store_answers():
+                self._renew()
+
+    def _is_over_within(self, seconds: float) -> bool:
+        with self._changed:
+            return self._changed.wait_for(lambda: self._over, seconds)
+
+    def _renew(self) -> None:
+        asked_at = self._clock.monotonic()
+        try:
+            reply = self._registry.renew_lease(self.lease, ttl_s=self._ttl_s)
+        except RegistryError as error:
+            self._journal.on_change("lease", "lease.unsure", f"cannot be renewed: {error}")
+            return
+        with self._changed:
+            if reply.held:
+                self._renewed_at = asked_at  # not now: the answer may have been long on its way
+            else:
+                self._over = True
+            self._changed.notify_all()
+        if not reply.held:
+            self._on_lost(LeaseLostError(f"another coordinator took over: {_name(reply)}"))
+        elif self._journal.forget("lease"):
+            self._journal.tell("lease.renewed", f"epoch {self.lease.epoch} goes on")
+
+    def _store_answers(self) -> bool:
+        """Whether the store took a write lately; writes one itself if nobody else has."""
+        silent_s = self._clock.monotonic() - self._stored_at
+        if silent_s < self._ttl_s:
+            return True
+        try:
+            self._probe()
+        except StoreError as error:
+            if silent_s < STORE_SILENCE * self._ttl_s:
+                return True
+            self._journal.on_change("lease", "lease.unsure", f"not renewed: {error}")
+            return False
+        self.store_wrote()
+        return True
+
+
+def _name(reply: LeaseReply) -> str:
+    if reply.lease is None:
+        return "unknown (its lease has run out)"
+    lease = reply.lease
+    age_s = max(0.0, reply.now - lease.taken_at)
+    return (
+        f"{lease.holder} on host {lease.host}, process {lease.pid}, epoch {lease.epoch}, "
+        f"for {age_s:.0f} s"
+    )

@@ -1,0 +1,141 @@
+"""Taking an existing run up again: is it this one, and what has changed since?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from ddl import config
+from ddl.config import FIXED, LIVE, Loaded, Scalar, Settings
+from ddl.coordinator.genesis import build_model
+from ddl.core.log import LogState
+from ddl.errors import ConfigError, IntegrityError, RefusedError
+from ddl.journal import Journal
+from ddl.protocol.records import Layout, ObjectRef, RunEntry, RunRecord, TensorSpec
+from ddl.store.base import Store
+from ddl.task import task_digest
+
+MACHINE_KEYS: Final = frozenset(
+    {"task.file", "task.args", "store.url", "store.endpoint_url", "store.region"}
+)
+"""Fixed settings that may be spelt otherwise on another machine: the same run is reached by them."""
+
+
+def check_entry(entry: RunEntry | None, run: RunRecord | None, store_url: str) -> None:
+    """Refuse a name that another run has in this Redis.
+
+    An entry is no obstacle if it tells of this very store: then the store knows better.
+    Raises: RefusedError.
+    """
+    if entry is None or entry.store_url == store_url:
+        return
+    if run is None or entry.run.lineage != run.lineage:
+        raise RefusedError(
+            f"the name {entry.run.name!r} is taken in this Redis by another run (lineage "
+            f"{entry.run.lineage[:8]}..., store {entry.store_url})",
+            hint="Use another run.name, another Redis database, or that run's store",
+        )
+
+
+def check_run(run: RunRecord, loaded: Loaded, task_file: Path, journal: Journal) -> None:
+    """Refuse settings and a task that are not those of the run.
+
+    Only settings that were given are compared, not defaults. The model is built only if the task
+    file or its arguments have changed.
+    Raises: ConfigError, RefusedError, TaskError.
+    """
+    differences = [
+        f"{key} = {config.get(run.settings, key)!r}, but {origin} says "
+        f"{config.get(loaded.settings, key)!r}"
+        for key, origin in _given(loaded, FIXED)
+        if key not in MACHINE_KEYS
+        and config.get(run.settings, key) != config.get(loaded.settings, key)
+    ]
+    if differences:
+        raise ConfigError(
+            f"run {run.name!r} was created with {'; with '.join(differences)}",
+            hint="These are settled when a run is created: keep them, or use another run.name",
+        )
+    same_file = task_digest(task_file) == run.task_digest
+    if not same_file:
+        text = f"{task_file} is not the file that run {run.name!r} was created with"
+        if run.settings.task.digest == "refuse":
+            raise RefusedError(text, hint='Use that file; task.digest is "refuse" in this run')
+        journal.tell("task.differs", text)
+    if not same_file or loaded.settings.task.args != run.settings.task.args:
+        _, layout = build_model(_with_args(run.settings, loaded.settings.task.args), task_file)
+        _check_model(run, layout)
+
+
+def live_changes(current: Settings, loaded: Loaded) -> dict[str, Scalar]:
+    """Settings that were given, may change during a run, and are not those in force."""
+    return {
+        key: config.get(loaded.settings, key)
+        for key, _ in _given(loaded, LIVE)
+        if config.get(loaded.settings, key) != config.get(current, key)
+    }
+
+
+def check_objects(store: Store, log: LogState) -> None:
+    """See that all that the next merges start from is there and has its size.
+
+    Raises: IntegrityError naming the object; StoreError.
+    """
+    for head in log.fragments:
+        for ref in (head.published, head.outer):
+            if ref is not None:
+                _check_object(store, ref)
+
+
+def _check_object(store: Store, ref: ObjectRef) -> None:
+    info = store.head(ref.key)
+    if info is None or info.bytes != ref.bytes:
+        found = "is missing" if info is None else f"has {info.bytes} bytes"
+        raise IntegrityError(
+            f"{ref.key} {found} in the store; the log says {ref.bytes} bytes",
+            hint="Restore it from a copy of the store; without it the run cannot go on",
+        )
+
+
+def _given(loaded: Loaded, sections: tuple[str, ...]) -> list[tuple[str, str]]:
+    """(key, origin) of the settings in these sections that are not left at their default."""
+    return [
+        (key, origin)
+        for key, origin in loaded.origins.items()
+        if origin != "default" and key.partition(".")[0] in sections
+    ]
+
+
+def _with_args(settings: Settings, args: dict[str, Scalar]) -> Settings:
+    task = msgspec.structs.replace(settings.task, args=args)
+    return msgspec.structs.replace(settings, task=task)
+
+
+def _check_model(run: RunRecord, layout: Layout) -> None:
+    if layout.fingerprint == run.layout.fingerprint:
+        return
+    raise RefusedError(
+        f"run {run.name!r} is of another model: {_first_difference(run.layout, layout)}",
+        hint="Use the task and its arguments that the run was created with, or another run.name",
+    )
+
+
+def _first_difference(run: Layout, ours: Layout) -> str:
+    theirs = {spec.name: spec for spec in run.tensors}
+    for spec in ours.tensors:
+        there = theirs.pop(spec.name, None)
+        if there is None:
+            return f"it has no tensor {spec.name!r}, which this task's model has"
+        if there != spec:
+            return (
+                f"{spec.name!r} is {_describe(there)} in the run and {_describe(spec)} in this task"
+            )
+    if theirs:
+        return f"it has the tensor {min(theirs)!r}, which this task's model lacks"
+    return f"it has {run.num_fragments} fragments, this task's model {ours.num_fragments}"
+
+
+def _describe(spec: TensorSpec) -> str:
+    return f"{spec.dtype} {spec.shape} ({spec.kind}, rule {spec.rule}, fragment {spec.fragment})"

@@ -1,0 +1,344 @@
+"""The running coordinator: events in, the core's commands carried out.
+
+Threads, and what each of them owns:
+
+    main      the core, the folded log, the mirror of it in Redis; never waits for the store
+    watcher   reads Redis after each wake-up and at least every beat
+    fetchers  a few: get payloads and pass them through the gate
+    writer    one: merges, and puts payloads and records, one after the other like the log itself
+    lease     renews the lease (`ddl.coordinator.lease`)
+
+All of them talk to the main thread through one inbox. What goes wrong in a thread and is nobody's
+to mend comes through it too, and ends the service.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Final, Literal, TypeVar
+
+from ddl.clock import Clock, ServerClock
+from ddl.config import Scalar
+from ddl.coordinator.found import find_contributions
+from ddl.coordinator.history import History
+from ddl.coordinator.lease import LeaseKeeper
+from ddl.coordinator.mirror import Mirror
+from ddl.coordinator.syncer import Syncer
+from ddl.coordinator.watcher import News, Polled, Unreachable, Watcher
+from ddl.core import events as e
+from ddl.core.machine import Machine
+from ddl.errors import LeaseLostError, StoreError
+from ddl.journal import Journal
+from ddl.protocol.records import Fact, Handin, LogRecord, Request, RunRecord
+from ddl.protocol.wire import canonical
+from ddl.registry.base import CoordinatorRegistry
+from ddl.store.base import Store
+
+FETCHERS: Final = 4
+"""Payloads fetched at once."""
+
+JUMP_S: Final = 2.0
+"""A change of the server's clock that no slow answer explains."""
+
+RETRY_S_MAX: Final = 10.0
+"""Longest wait before a failed store call is tried again."""
+
+T = TypeVar("T")
+Outcome = Literal["finished", "asked"]
+"""Why a service ended well: the run is over, or somebody asked this process to end."""
+
+Message = e.Event | Polled | Unreachable | BaseException | None
+"""What comes through the inbox; None asks to end."""
+
+
+class Service:
+    """One coordinator at work; holds the lease while it runs.
+
+    Args:
+        run: record 0.
+        machine: the core, on the newest state of the log.
+        clock, server_clock: the latter has been told the server's time.
+        inbox: where the lease keeper reports its loss.
+        keeper: started.
+        changes: settings to be changed first of all, by a record of their own.
+        find: whether to look for contributions in the store, since Redis knew none.
+    """
+
+    def __init__(
+        self,
+        *,
+        run: RunRecord,
+        machine: Machine,
+        store: Store,
+        registry: CoordinatorRegistry,
+        keeper: LeaseKeeper,
+        inbox: queue.SimpleQueue[Message],
+        journal: Journal,
+        clock: Clock,
+        server_clock: ServerClock,
+        changes: dict[str, Scalar],
+        find: bool,
+    ) -> None:
+        self._run = run
+        self._machine = machine
+        self._store = store
+        self._registry = registry
+        self._keeper = keeper
+        self._inbox = inbox
+        self._journal = journal
+        self._clock = clock
+        self._server_clock = server_clock
+        self._changes = changes
+        self._find = find
+        self._history = History(store, run.name)
+        self._syncer = Syncer(store, run, clock)
+        self._mirror = Mirror(
+            registry,
+            run=run,
+            log=machine.log,
+            epoch=machine.epoch,
+            store_url=store.url,
+            clock=clock,
+        )
+        self._news = News()
+        liveness = machine.log.settings.liveness
+        self._watcher = Watcher(registry, beat_s=liveness.beat_s, put=inbox.put, clock=clock)
+        self._closing = threading.Event()
+        self._fetchers = ThreadPoolExecutor(FETCHERS, thread_name_prefix="fetch")
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="write")
+        self._reader = ThreadPoolExecutor(1, thread_name_prefix="watch")
+        self._outcome: Outcome | None = None
+        self._leave_by = 0.0
+
+    def run(self) -> Outcome:
+        """Coordinate until the run is over or `end` is called.
+
+        Raises: LeaseLostError, IntegrityError, ProtocolError.
+        """
+        try:
+            self._follow_settings()
+            self._flush()  # first of all, so that learners find the run
+            self._step(self._first_event())
+            self._submit(self._reader, self._watcher.watch)
+            if self._find:
+                self._look_for_contributions()
+            while not self._may_leave():
+                for event in self._next_events():
+                    self._step(event)
+                self._flush()
+            assert self._outcome is not None
+            return self._outcome
+        finally:
+            self._close()
+
+    def end(self) -> None:
+        """Ask the service to end; the run can be resumed. Safe in a signal handler."""
+        self._inbox.put(None)
+
+    def _may_leave(self) -> bool:
+        """Whether all is done, the last record shown; Redis is given `gone_s` for that."""
+        if self._outcome is None:
+            return False
+        return (
+            self._outcome == "asked"
+            or self._mirror.is_current
+            or self._clock.monotonic() >= self._leave_by
+        )
+
+    def _close(self) -> None:
+        self._closing.set()
+        self._watcher.close()
+        self._keeper.close()
+        self._store.close()  # ends transfers under way: they would count for nothing now
+        for pool in (self._fetchers, self._writer, self._reader):
+            pool.shutdown(cancel_futures=True)
+
+    # ---- events in --------------------------------------------------------------------------
+
+    def _first_event(self) -> e.Event:
+        if not self._changes:
+            return e.Tick()
+        return e.Requested(
+            Request(
+                id=f"start-{self._machine.holder}",
+                kind="set",
+                who="coordinator start",
+                why="the settings it was started with",
+                changes=self._changes,
+            )
+        )
+
+    def _next_events(self) -> Iterator[e.Event]:
+        now = self._server_clock.now()
+        try:
+            message = self._inbox.get(timeout=max(0.0, self._machine.wake_at(now) - now))
+        except queue.Empty:
+            yield e.Tick()
+            return
+        match message:
+            case None:
+                self._outcome = self._outcome or "asked"
+            case BaseException():
+                raise message
+            case Unreachable(error):
+                self._mirror.reachable = False
+                self._journal.on_change("redis", "redis.unreachable", f"{error}; trying again")
+            case Polled():
+                yield from self._on_polled(message)
+            case _:
+                yield message
+
+    def _on_polled(self, polled: Polled) -> Iterator[e.Event]:
+        self._mirror.reachable = True
+        if self._journal.forget("redis"):
+            self._journal.tell("redis.reachable", "answers again")
+        slowness_s = polled.heard_at - polled.asked_at
+        jump_s = self._server_clock.observe(polled.poll.now, at=polled.heard_at)
+        if abs(jump_s) > JUMP_S + slowness_s:
+            self._journal.tell("clock.jumped", f"the clock of Redis moved by {jump_s:+.1f} s")
+            yield e.ClockJumped(jump_s)
+        if polled.poll.boot != self._mirror.boot and polled.asked_at > self._mirror.rebuilt_at:
+            self._journal.tell("redis.lost", "Redis has lost the run; writing it anew from the log")
+            self._mirror.note_lost()
+            self._look_for_contributions()
+        for sentence in polled.poll.broken:
+            self._journal.on_change(sentence, "redis.unreadable", sentence)
+        yield from self._news.events(polled.poll)
+        yield e.Tick()
+
+    # ---- commands out -----------------------------------------------------------------------
+
+    def _step(self, event: e.Event) -> None:
+        for command in self._machine.step(event, self._server_clock.now()):
+            self._perform(command)
+
+    def _perform(self, command: e.Command) -> None:  # noqa: C901 - one branch a command
+        match command:
+            case e.Fetch(handin):
+                self._syncer.expect(handin.id)
+                self._submit(self._fetchers, self._fetch, handin)
+            case e.AskAgain(handin):
+                self._mirror.note_asked(handin)
+            case e.Drop(id_):
+                self._syncer.drop(id_)
+            case e.Merge():
+                self._submit(self._writer, self._merge, command)
+            case e.WriteRecord(record):
+                self._submit(self._writer, self._write, record)
+            case e.WriteCheckpoint(seq):
+                # encoded here and now: the writer must not see the log change under it
+                data = canonical(self._machine.log)
+                self._submit(self._writer, self._write_checkpoint, seq, data)
+            case e.Show():
+                self._mirror.note_record(command)
+                if command.settings_changed:
+                    self._follow_settings()
+            case e.ShowRounds(rounds, opened):
+                self._mirror.note_rounds(rounds, wake=opened)
+            case e.GiveOrder(learner, order):
+                self._mirror.note_order(learner, order)
+            case e.Forget(learner, incarnation):
+                self._mirror.note_forgotten(learner, incarnation)
+            case e.Answer(request_id, text):
+                self._mirror.note_answer(request_id)
+                self._say("request.answered", text, {"request": request_id})
+            case e.Say(name, text, fields):
+                self._say(name, text, fields)
+            case e.Quit(reason, outcome):
+                self._quit(reason, outcome)
+            case _:
+                raise AssertionError(f"unknown command {command!r}")
+
+    def _follow_settings(self) -> None:
+        liveness = self._machine.log.settings.liveness
+        self._watcher.beat_s = liveness.beat_s
+        self._keeper.set_length(liveness.lease_s)
+
+    def _say(self, name: str, text: str, fields: dict[str, object]) -> None:
+        self._journal.tell(name, text, **fields)
+        self._mirror.note_fact(
+            Fact(at=self._server_clock.now(), name=name, text=text, fields=fields)
+        )
+
+    def _quit(self, reason: str, outcome: Literal["stopped", "lease_lost"]) -> None:
+        if outcome == "lease_lost":
+            raise LeaseLostError(reason)
+        self._outcome = "finished"
+        self._journal.tell("run.over", reason)
+        self._leave_by = self._clock.monotonic() + self._machine.log.settings.liveness.gone_s
+
+    def _flush(self) -> None:
+        error = self._mirror.flush()
+        if error is not None:
+            self._journal.on_change("redis", "redis.unreachable", f"{error}; trying again")
+
+    # ---- in the other threads ---------------------------------------------------------------
+
+    def _submit(self, pool: ThreadPoolExecutor, work: Callable[..., None], *args: object) -> None:
+        """Run in another thread; what it raises ends the service, unless it is closing anyway."""
+
+        def report(future: Future[None]) -> None:
+            error = None if future.cancelled() else future.exception()
+            if error is not None and not self._closing.is_set():
+                self._inbox.put(error)
+
+        pool.submit(work, *args).add_done_callback(report)
+
+    def _fetch(self, handin: Handin) -> None:
+        self._inbox.put(self._syncer.fetch(handin))
+
+    def _look_for_contributions(self) -> None:
+        accounts = self._machine.log.accounts.items()
+        receipted = {field: account.last.seq for field, account in accounts}
+        self._submit(self._fetchers, self._find_contributions, receipted)
+
+    def _find_contributions(self, receipted: dict[str, int]) -> None:
+        name = self._run.name
+        found = self._until_stored(lambda: find_contributions(self._store, name, receipted))
+        for handin in found or ():
+            self._inbox.put(e.Announced(handin))
+
+    def _merge(self, command: e.Merge) -> None:
+        event = self._until_stored(lambda: self._syncer.merge(command))
+        if event is not None:
+            self._keeper.store_wrote()
+            self._inbox.put(event)
+
+    def _write(self, record: LogRecord) -> None:
+        def write() -> e.RecordWritten | e.RecordTaken | None:
+            if not self._keeper.wait_sure():
+                return None
+            entry = self._history.write(record)
+            kind = e.RecordWritten if entry.record == record else e.RecordTaken
+            return kind(entry.record, entry.digest)
+
+        event = self._until_stored(write)
+        if event is not None:
+            self._keeper.store_wrote()
+            self._inbox.put(event)
+
+    def _write_checkpoint(self, seq: int, data: bytes) -> None:
+        self._until_stored(lambda: self._history.write_checkpoint(seq, data))
+
+    def _until_stored(self, action: Callable[[], T]) -> T | None:
+        """Repeat what the store did not do until it does; None once the service closes.
+
+        Payloads and records may be put again and again: equal keys hold equal bytes, and a record
+        that was taken by its own bytes is a success.
+        """
+        pause_s = 0.2
+        while not self._closing.is_set():
+            try:
+                result = action()
+            except StoreError as error:
+                self._journal.on_change("store", "store.failed", f"{error}; trying again")
+                self._closing.wait(pause_s)
+                pause_s = min(2.0 * pause_s, RETRY_S_MAX)
+                continue
+            if self._journal.forget("store"):
+                self._journal.tell("store.answers", "the store works again")
+            return result
+        return None

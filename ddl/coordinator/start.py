@@ -1,0 +1,199 @@
+"""From a `run.toml` to a running coordinator: create the run or take it up again, then serve it."""
+
+from __future__ import annotations
+
+import queue
+import secrets
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from ddl import __version__
+from ddl.clock import Clock, ServerClock, SystemClock
+from ddl.config import Loaded
+from ddl.coordinator import genesis, resume
+from ddl.coordinator.history import History
+from ddl.coordinator.lease import LeaseKeeper, new_holder, take
+from ddl.coordinator.service import Message, Outcome, Service
+from ddl.core.log import LogState
+from ddl.core.machine import Machine
+from ddl.errors import ConfigError, StoreError
+from ddl.journal import Journal
+from ddl.protocol import keys
+from ddl.protocol.records import RunRecord
+from ddl.registry.base import CoordinatorRegistry
+from ddl.registry.coordinator import RedisCoordinator
+from ddl.store.base import Store
+from ddl.store.open_url import open_url
+from ddl.store.probe import probe_create_once
+
+
+@dataclass(frozen=True, kw_only=True)
+class StartOptions:
+    """What to coordinate, and how from this machine.
+
+    Attributes:
+        loaded: the settings, and where each of them came from.
+        task_file: the task, resolved against the folder of `run.toml`.
+        init: start weights for a run that is created; see `ddl.coordinator.initial`.
+        up_mbit, down_mbit: caps on this process' traffic with the store.
+    """
+
+    loaded: Loaded
+    task_file: Path
+    init: Path | None = None
+    up_mbit: float | None = None
+    down_mbit: float | None = None
+
+
+def run_coordinator(
+    options: StartOptions,
+    *,
+    journal: Journal,
+    on_ready: Callable[[Service], None] = lambda _: None,
+    clock: Clock | None = None,
+) -> Outcome:
+    """Open Redis and the store, and coordinate until the run is over or somebody ends it.
+
+    Args:
+        on_ready: given the service before it runs; its `end` asks it to end.
+    Raises: DdlError: all that makes a start impossible, and the loss of the lease.
+    """
+    settings = options.loaded.settings
+    with ExitStack() as stack:
+        registry = RedisCoordinator(settings.redis.url, settings.run.name)
+        stack.callback(registry.close)
+        store = open_url(
+            settings.store.url,
+            settings=settings.store,
+            up_mbit=options.up_mbit,
+            down_mbit=options.down_mbit,
+        )
+        stack.callback(store.close)
+        coordinator = Coordinator(
+            options, registry=registry, store=store, journal=journal, clock=clock or SystemClock()
+        )
+        return coordinator.run(on_ready)
+
+
+class Coordinator:
+    """`run_coordinator` on a registry and a store that are open already."""
+
+    def __init__(
+        self,
+        options: StartOptions,
+        *,
+        registry: CoordinatorRegistry,
+        store: Store,
+        journal: Journal,
+        clock: Clock,
+    ) -> None:
+        self._options = options
+        self._settings = options.loaded.settings
+        self._registry = registry
+        self._store = store
+        self._journal = journal
+        self._clock = clock
+        self._server_clock = ServerClock(clock)
+        self._history = History(store, self._settings.run.name)
+        self._inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
+
+    def run(self, on_ready: Callable[[Service], None] = lambda _: None) -> Outcome:
+        """See `run_coordinator`."""
+        self._server_clock.observe(self._registry.now())
+        if not probe_create_once(self._store):
+            raise StoreError(
+                f"{self._store.url} does not create objects once: the log cannot be kept in it",
+                hint="Use a store that honours If-None-Match, or a directory",
+            )
+        entry = self._registry.read_entry()
+        run = self._history.run_record()
+        resume.check_entry(entry, run, self._store.url)
+        if run is not None and self._options.init is not None:
+            raise ConfigError(
+                f"run {run.name!r} exists: --init is for creating one",
+                hint="Leave --init out to go on with the run, or use another run.name",
+            )
+        log = self._history.fold(run) if run is not None else None
+        with self._lease(min_epoch=log.epoch if log is not None else 0) as keeper:
+            if run is None or log is None:
+                run = self._create()
+                log = LogState.genesis(run)
+            resume.check_run(run, self._options.loaded, self._options.task_file, self._journal)
+            self._history.follow(log)
+            resume.check_objects(self._store, log)
+            self._journal.tell(
+                "run.entered",
+                f"{run.name}, lineage {run.lineage[:8]}, version {log.global_version}, "
+                f"{run.layout.num_parameters:,} parameters in {run.layout.num_fragments} fragments",
+            )
+            service = Service(
+                run=run,
+                machine=Machine(
+                    run=run.name,
+                    log=log,
+                    epoch=keeper.lease.epoch,
+                    holder=keeper.lease.holder,
+                    ddl_version=__version__,
+                ),
+                store=self._store,
+                registry=self._registry,
+                keeper=keeper,
+                inbox=self._inbox,
+                journal=self._journal,
+                clock=self._clock,
+                server_clock=self._server_clock,
+                changes=resume.live_changes(log.settings, self._options.loaded),
+                find=entry is None,
+            )
+            on_ready(service)
+            return service.run()
+
+    @contextmanager
+    def _lease(self, *, min_epoch: int) -> Iterator[LeaseKeeper]:
+        """The lease, held and renewed for the length of a `with`."""
+        ttl_s = self._settings.liveness.lease_s
+        lease = take(
+            self._registry,
+            new_holder(secrets.token_hex(4)),
+            ttl_s=ttl_s,
+            min_epoch=min_epoch,
+            clock=self._clock,
+            journal=self._journal,
+        )
+        keeper = LeaseKeeper(
+            self._registry,
+            lease,
+            ttl_s=ttl_s,
+            probe=self._probe_store,
+            on_lost=self._inbox.put,
+            clock=self._clock,
+            journal=self._journal,
+        )
+        self._journal.tell("lease.taken", f"epoch {lease.epoch}, as {lease.holder}")
+        keeper.start()
+        try:
+            yield keeper
+        finally:
+            keeper.close()
+
+    def _probe_store(self) -> None:
+        key = keys.probe(f"{self._settings.run.name}-lease")
+        self._store.put(key, b"the coordinator writes this when it has nothing else to write")
+
+    def _create(self) -> RunRecord:
+        run = genesis.create(
+            self._store,
+            self._settings,
+            task_file=self._options.task_file,
+            init=self._options.init,
+            now=self._server_clock.now(),
+        )
+        if run is not None:
+            self._journal.tell("run.created", f"{run.name} in {self._store.url}")
+            return run
+        # a coordinator on another Redis was faster: its run is the run
+        run = self._history.run_record()
+        assert run is not None, "what was there a moment ago is never deleted"
+        return run

@@ -1,0 +1,165 @@
+"""The data plane of the coordinator: payloads in, merged versions out.
+
+A fetched payload stays in memory in its stored form until it is merged or gets another fate; it is
+decoded tile by tile while it is merged. Results depend on the record's inputs alone.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from typing import Final
+
+from ddl.clock import Clock
+from ddl.coordinator.gate import Passed, Rejected, check_announced_size, check_payload
+from ddl.coordinator.payloads import Base, Payloads
+from ddl.core import events as e
+from ddl.core.log import FragmentHead
+from ddl.errors import ObjectNotFoundError, StoreError, TaskError
+from ddl.merge.step import KERNEL, Offer, merge_fragment
+from ddl.protocol.records import FragmentStep, Handin, HandinId, RunRecord, Waits
+from ddl.store.base import Store
+
+BASES_BYTES_MAX: Final = 2 * 1024**3
+"""Memory for masters and momenta kept from one merge of a fragment to its next."""
+
+
+class Syncer:
+    """`fetch` may run in several threads at once, `merge` in one.
+
+    Args:
+        store: where the run lies.
+        run: record 0.
+    """
+
+    def __init__(self, store: Store, run: RunRecord, clock: Clock) -> None:
+        self._store = store
+        self._payloads = Payloads.of(store, run)
+        self._clock = clock
+        self._bases = _Bases()
+        self._lock = threading.Lock()
+        self._expected: set[HandinId] = set()
+        self._fetched: dict[HandinId, Passed] = {}
+
+    # ---- contributions ----------------------------------------------------------------------
+
+    def expect(self, id_: HandinId) -> None:
+        """This one will be fetched. What is not expected (any more) when it comes is dropped."""
+        with self._lock:
+            self._expected.add(id_)
+
+    def drop(self, id_: HandinId) -> None:
+        """Forget a contribution: it has its receipt."""
+        with self._lock:
+            self._expected.discard(id_)
+            self._fetched.pop(id_, None)
+
+    def fetch(self, handin: Handin) -> e.Fetched:
+        """Get a payload and pass it through the gate."""
+        started = self._clock.monotonic()
+        verdict = self._try_fetch(handin)
+        seconds = self._clock.monotonic() - started
+        if isinstance(verdict, e.Fetched):
+            return verdict
+        with self._lock:
+            if handin.id in self._expected:
+                self._fetched[handin.id] = verdict
+        return e.Fetched(handin.id, "ok", norm=verdict.seen.norm, seconds=seconds)
+
+    def _try_fetch(self, handin: Handin) -> Passed | e.Fetched:
+        specs = self._payloads.specs(handin.fragment)
+        verdict: Passed | Rejected | None = check_announced_size(handin, specs)
+        if verdict is None:
+            try:
+                data = self._store.get(handin.payload.key)
+            except ObjectNotFoundError:
+                return e.Fetched(handin.id, "missing", f"{handin.payload.key} is not in the store")
+            except StoreError as error:
+                return e.Fetched(handin.id, "unavailable", str(error))
+            verdict = check_payload(handin, data, specs)
+        if isinstance(verdict, Rejected):
+            return e.Fetched(handin.id, verdict.outcome, verdict.reason)
+        return verdict
+
+    # ---- merges -----------------------------------------------------------------------------
+
+    def merge(self, order: e.Merge) -> e.Merged | e.MergeFailed:
+        """Make the next version of a fragment and put it, payload by payload.
+
+        Fails when the result is not finite; the largest contribution is then to blame.
+        May be called again after a StoreError, with the same result.
+        Raises: IntegrityError: what the fragment stands on is missing or damaged; StoreError.
+        """
+        clock = self._clock
+        fragment, version = order.fragment, order.base.version + 1
+        with self._lock:
+            fetched = [self._fetched[item.handin.id] for item in order.inputs]
+        started = clock.monotonic()
+        base = self._bases.get(order.base) or self._payloads.base(fragment, order.base)
+        merged = merge_fragment(
+            self._payloads.specs(fragment),
+            [
+                Offer(
+                    weight=item.weight,
+                    deltas=passed.contribution.deltas,
+                    norms=passed.seen.norms,
+                    buffers=passed.contribution.buffers,
+                )
+                for item, passed in zip(order.inputs, fetched, strict=True)
+            ],
+            master=base.master,
+            momentum=base.momentum,
+            lr=order.lr,
+            mu=order.momentum,
+        )
+        merged_at = clock.monotonic()
+        after = Base(merged.master, merged.momentum)
+        try:
+            published = self._payloads.put_fragment(
+                fragment, version, merged.master, merged.buffers
+            )
+        except TaskError as error:
+            norms = [passed.seen.norm for passed in fetched]
+            worst = order.inputs[norms.index(max(norms))].handin.id
+            reason = f"the merge with it is not finite: {error.args[0]}"
+            return e.MergeFailed(order.launch, reason, ((worst, reason),))
+        outer = self._payloads.put_outer(fragment, version, after)
+        self._bases.keep(outer.sha256, after)
+        step = FragmentStep(
+            fragment=fragment,
+            version_before=order.base.version,
+            version_after=version,
+            published=published,
+            outer=outer,
+        )
+        waits = Waits(
+            merge_s=merged_at - started,
+            publish_s=clock.monotonic() - merged_at,
+        )
+        return e.Merged(order.launch, step, merged.health, KERNEL, waits)
+
+
+class _Bases:
+    """Masters and momenta by the digest of their outer state, the least used ones forgotten.
+
+    What is found here equals what the store holds, and saves reading it.
+    """
+
+    def __init__(self) -> None:
+        self._bases: OrderedDict[str, Base] = OrderedDict()
+
+    def get(self, head: FragmentHead) -> Base | None:
+        if head.outer is None or head.outer.sha256 not in self._bases:
+            return None
+        self._bases.move_to_end(head.outer.sha256)
+        return self._bases[head.outer.sha256]
+
+    def keep(self, digest: str, base: Base) -> None:
+        self._bases[digest] = base
+        while len(self._bases) > 1 and sum(map(_size, self._bases.values())) > BASES_BYTES_MAX:
+            self._bases.popitem(last=False)
+
+
+def _size(base: Base) -> int:
+    tensors = [*base.master.values(), *(base.momentum or {}).values()]
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)

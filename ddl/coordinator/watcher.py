@@ -1,0 +1,94 @@
+"""What learners and people say in Redis, read by a thread of its own and turned into events."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from ddl.clock import Clock
+from ddl.core import events as e
+from ddl.errors import RegistryError
+from ddl.protocol.records import Handin, LearnerRecord
+from ddl.registry.base import CoordinatorRegistry, Poll
+
+
+class Polled(NamedTuple):
+    """Redis was read; the instants are of this machine's monotonic clock."""
+
+    poll: Poll
+    asked_at: float
+    heard_at: float
+
+
+class Unreachable(NamedTuple):
+    """Redis could not be read."""
+
+    error: RegistryError
+
+
+class Watcher:
+    """Reads everything after each wake-up, and at least every beat; a wake-up is only a hint.
+
+    Args:
+        put: takes each reading, in the watcher's thread.
+        beat_s: longest time between two readings; may be changed at any time.
+    """
+
+    def __init__(
+        self,
+        registry: CoordinatorRegistry,
+        *,
+        beat_s: float,
+        put: Callable[[Polled | Unreachable], None],
+        clock: Clock,
+    ) -> None:
+        self.beat_s = beat_s
+        self._registry = registry
+        self._put = put
+        self._clock = clock
+        self._closing = threading.Event()
+
+    def watch(self) -> None:
+        """Read until closed; the body of a thread."""
+        while not self._closing.is_set():
+            try:
+                asked_at = self._clock.monotonic()
+                poll = self._registry.poll()
+                self._put(Polled(poll, asked_at, self._clock.monotonic()))
+                self._registry.wait_arrivals(self.beat_s)
+            except RegistryError as error:
+                self._put(Unreachable(error))
+                self._closing.wait(self.beat_s)
+
+    def close(self) -> None:
+        """Let `watch` return, within a beat."""
+        self._closing.set()
+
+
+class News:
+    """Tells what is new in a reading against the one before it."""
+
+    def __init__(self) -> None:
+        self._learners: dict[str, tuple[LearnerRecord, float]] = {}
+        self._handins: dict[str, Handin] = {}
+        self._requests: frozenset[str] = frozenset()
+
+    def events(self, poll: Poll) -> Iterator[e.Event]:
+        """Events for all that has changed; beats first, so that who announces is known."""
+        learners = {
+            id_: (record, poll.beats[id_])
+            for id_, record in poll.learners.items()
+            if id_ in poll.beats
+        }
+        for id_, heard in learners.items():
+            if self._learners.get(id_) != heard:
+                yield e.Beat(*heard)
+        for field, handin in poll.handins.items():
+            if self._handins.get(field) != handin:
+                yield e.Announced(handin)
+        for request in poll.requests:
+            if request.id not in self._requests:
+                yield e.Requested(request)
+        self._learners, self._handins = learners, poll.handins
+        self._requests = frozenset(request.id for request in poll.requests)
