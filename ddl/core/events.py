@@ -186,6 +186,13 @@ class GiveOrder(Command, frozen=True):
     order: Order | None
 
 
+class Forget(Command, frozen=True):
+    """Remove what Redis knows of a learner that has been away for long; it may join again."""
+
+    learner: str
+    incarnation: int
+
+
 class Answer(Command, frozen=True):
     """This request has been dealt with (`text` says how)."""
 

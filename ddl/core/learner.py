@@ -158,6 +158,7 @@ class LearnerMachine:
         self.must_register = False
         self.aligned = False
         self.started = False
+        self.realigns = 0
         self.paused = False
         self._offline_since: float | None = now
         self._order: Order | None = None
@@ -304,6 +305,7 @@ class LearnerMachine:
             self._adopt(adoption)
         if plan.adoptions and plan.adoptions[0].realign:
             self.aligned = self.started = True
+            self.realigns += 1
         self.paused = bool(plan.pause)
 
     def _adopt(self, adoption: Adoption) -> None:
@@ -321,7 +323,11 @@ class LearnerMachine:
         track.in_u = keep
 
     def wanted(self) -> list[FragmentState]:
-        """Versions to stage now: newer than what is adopted and staged."""
+        """Versions to stage now: newer than what is adopted and staged; the most needed first.
+
+        To re-align takes all fragments, so those without a staged version come before newer ones
+        of others: however fast the run publishes, a slow link gathers a whole model.
+        """
         wanted = []
         for fragment, state in sorted(self.heads.items()):
             track = self.tracks[fragment]
@@ -329,6 +335,8 @@ class LearnerMachine:
             newer = (state.line, state.version) > (have.line, have.version)
             if newer or (not self.aligned and track.staged is None):
                 wanted.append(state)
+        if not self.aligned:
+            wanted.sort(key=lambda state: self.tracks[state.fragment].staged is not None)
         return wanted
 
     @property
@@ -362,8 +370,9 @@ class LearnerMachine:
         shares = self.head.shares if self.head else {}
         others = [share for name, share in shares.items() if name != self.learner]
         mine = shares.get(self.learner, 0.0)
-        factor = 1.0 / mine if mine > 0 else 1.0 + len(others)
-        factor = min(factor, 4.0 * (1 + len(others))) if others else 1.0
+        # Never more than its equal part: a learner that has missed rounds has a small share lately
+        # and much in hand, and a clock that ran ahead could not be put back.
+        factor = 1.0 + len(others) if mine <= 0 else min(1.0 / mine, 1.0 + len(others))
         now = (self.head.progress if self.head else 0.0) + own * factor
         if self.line != self._clock_line:
             self._clock_line, self._clock = self.line, 0.0

@@ -7,21 +7,22 @@ a repeated receipt or a skipped version can never be built upon.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
+from statistics import median
 from typing import Any, Final, Literal
 
 import msgspec
 
 from ddl import config
 from ddl.config import Settings
-from ddl.errors import IntegrityError
+from ddl.core.chain import check_follows
 from ddl.protocol import wire
 from ddl.protocol.keys import handin_field
 from ddl.protocol.records import (
     Amount,
+    Fate,
     FragmentState,
     FragmentStep,
-    Handin,
     Head,
     Health,
     LedgerRow,
@@ -34,15 +35,20 @@ from ddl.protocol.records import (
 CHECKPOINT_EVERY: Final = 256
 """Records between two checkpoints."""
 
-HISTORY: Final = 32
-"""Versions per fragment whose hash and norms are remembered: more than any allowed staleness."""
+HISTORY: Final = config.STALENESS_LIMIT + 2
+"""Versions per fragment whose hash and norm are remembered: enough for any allowed staleness."""
+
+LATELY_CYCLES: Final = 4
+"""How many merges of each fragment count when learners' shares are told."""
 
 
 class FragmentHead(msgspec.Struct, kw_only=True):
     """Newest version of one fragment.
 
-    `hashes`: version -> SHA-256 of its published payload, the last `HISTORY` ones.
-    `norms`: L2 norm per step of merged contributions, newest last; the gate's history.
+    `hashes`: SHA-256 of the published payloads of the last `HISTORY` versions of this line, the
+    newest last.
+    `norms`: L2 norm per step of what was merged, the median of each of the last `HISTORY` merges;
+    the gate compares with them. `merges` counts all merges.
     """
 
     version: int
@@ -50,9 +56,14 @@ class FragmentHead(msgspec.Struct, kw_only=True):
     published: ObjectRef
     outer: ObjectRef | None = None
     step: ObjectRef | None = None
-    hashes: dict[int, str] = {}
+    hashes: list[str]
     norms: list[float] = []
     merges: int = 0
+
+    def hash_of(self, version: int) -> str | None:
+        """SHA-256 of what was published as `version`, None if it is unknown or long gone."""
+        age = self.version - version
+        return self.hashes[-1 - age] if 0 <= age < len(self.hashes) else None
 
 
 class Account(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,7 +74,16 @@ class Account(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LogState(msgspec.Struct, kw_only=True):
-    """The folded log. Serialised as it is, this is a checkpoint."""
+    """The folded log. Serialised as it is, this is a checkpoint.
+
+    Attributes:
+        digest: SHA-256 of the newest record, of `run.json` before the first.
+        shares: each fragment's share of the parameters.
+        accounts: by `keys.handin_field`.
+        last_fragment: merged by the newest step, -1 before the first.
+        merged_lately: tokens by learner of each of the last merges, oldest first; `lately` their
+            sums, kept so that telling shares costs nothing.
+    """
 
     schema: int = wire.SCHEMA
     lineage: str
@@ -81,6 +101,7 @@ class LogState(msgspec.Struct, kw_only=True):
     accounts: dict[str, Account] = {}
     last_fragment: int = -1
     merged_lately: list[dict[str, int]] = []
+    lately: dict[str, int] = {}
     health: Health = Health()
     committed_at: float = 0.0
 
@@ -93,7 +114,7 @@ class LogState(msgspec.Struct, kw_only=True):
             settings=run.settings,
             shares=list(run.layout.shares),
             fragments=[
-                FragmentHead(version=0, line=0, published=ref, hashes={0: ref.sha256})
+                FragmentHead(version=0, line=0, published=ref, hashes=[ref.sha256])
                 for ref in run.fragments
             ],
             ledger=[LedgerRow() for _ in run.fragments],
@@ -114,12 +135,8 @@ class LogState(msgspec.Struct, kw_only=True):
 
     def learner_shares(self) -> dict[str, float]:
         """Each learner's share of the tokens merged in the last rounds."""
-        sums: dict[str, int] = {}
-        for row in self.merged_lately:
-            for learner, tokens in row.items():
-                sums[learner] = sums.get(learner, 0) + tokens
-        total = sum(sums.values())
-        return {learner: tokens / total for learner, tokens in sums.items()} if total else {}
+        total = sum(self.lately.values())
+        return {learner: tokens / total for learner, tokens in self.lately.items()}
 
     def head(self) -> Head:
         """The newest record in short, as shown in Redis."""
@@ -164,7 +181,7 @@ class LogState(msgspec.Struct, kw_only=True):
         **more: Any,
     ) -> LogRecord:
         """The record that would follow, with ledger and progress as they will be after it."""
-        ledger, progress = self._settle(receipts)
+        ledger, progress = self.totals_with(receipts)
         moves = kind in ("step", "rollback")
         return LogRecord(
             ddl_version=ddl_version,
@@ -190,17 +207,15 @@ class LogState(msgspec.Struct, kw_only=True):
         Raises:
             IntegrityError: the record does not follow this state. Nothing has changed then.
         """
-        self._check(record)
+        check_follows(record, self)
         for step in record.fragments:
             head = self.fragments[step.fragment]
             head.version = step.version_after
             head.line = record.line
             head.published, head.outer, head.step = step.published, step.outer, step.step
             if record.kind == "rollback":
-                head.hashes.clear()  # what was learned on the old line is of no use on the new one
-            head.hashes[step.version_after] = step.published.sha256
-            for old in [v for v in head.hashes if v <= step.version_after - HISTORY]:
-                del head.hashes[old]
+                head.hashes = []  # what was learned on the old line is of no use on the new one
+            head.hashes = [*head.hashes, step.published.sha256][-HISTORY:]
         for receipt in record.receipts:
             field = handin_field(receipt.learner, receipt.incarnation, receipt.fragment)
             before = self.settled(receipt.learner, receipt.incarnation, receipt.fragment)
@@ -209,7 +224,7 @@ class LogState(msgspec.Struct, kw_only=True):
         if record.kind == "step":
             self._remember_merge(record)
         if record.kind == "settings":
-            self.settings = config.replace(self.settings, record.changes)
+            self.settings = config.amend(self.settings, record.changes)
             self.state = "running"
         if record.kind == "stop":
             self.state = "stopped"
@@ -223,72 +238,42 @@ class LogState(msgspec.Struct, kw_only=True):
         self.committed_at = record.written_at
 
     def _remember_merge(self, record: LogRecord) -> None:
-        (step,) = record.fragments
-        head = self.fragments[step.fragment]
         merged = [r for r in record.receipts if r.fate == "merged"]
-        head.norms = (head.norms + [r.norm / r.steps for r in merged if r.norm is not None])[
-            -HISTORY:
-        ]
-        head.merges += 1
-        self.last_fragment = step.fragment
-        tokens: dict[str, int] = {}
+        for step in record.fragments:
+            head = self.fragments[step.fragment]
+            norms = [
+                r.norm / r.steps
+                for r in merged
+                if r.fragment == step.fragment and r.norm is not None
+            ]
+            if norms:
+                head.norms = [*head.norms, median(norms)][-HISTORY:]
+            head.merges += 1
+            self.last_fragment = step.fragment
+        row: dict[str, int] = {}
         for receipt in merged:
-            tokens[receipt.learner] = tokens.get(receipt.learner, 0) + receipt.tokens
-        window = 4 * len(self.fragments)
-        self.merged_lately = [*self.merged_lately, tokens][-window:]
+            row[receipt.learner] = row.get(receipt.learner, 0) + receipt.tokens
+        self.merged_lately.append(row)
+        for learner, tokens in row.items():
+            self.lately[learner] = self.lately.get(learner, 0) + tokens
+        if len(self.merged_lately) > LATELY_CYCLES * len(self.fragments):
+            for learner, tokens in self.merged_lately.pop(0).items():
+                self.lately[learner] -= tokens
+                if not self.lately[learner]:
+                    del self.lately[learner]
         self.health = record.health
 
-    def _settle(self, receipts: Iterable[Receipt]) -> tuple[list[LedgerRow], float]:
-        """Ledger and progress with these receipts added."""
-        ledger = list(self.ledger)
-        merged = 0.0
+    def totals_with(self, receipts: Iterable[Receipt]) -> tuple[list[LedgerRow], float]:
+        """Ledger and progress as they are with these receipts added."""
+        sums: dict[tuple[int, Fate], tuple[int, int]] = {}
+        progress = self.progress
         for receipt in receipts:
-            amount = Amount(steps=receipt.steps, tokens=receipt.tokens)
-            ledger[receipt.fragment] = ledger[receipt.fragment].add(receipt.fate, amount)
+            key = (receipt.fragment, receipt.fate)
+            steps, tokens = sums.get(key, (0, 0))
+            sums[key] = (steps + receipt.steps, tokens + receipt.tokens)
             if receipt.fate == "merged":
-                merged += self.shares[receipt.fragment] * receipt.tokens
-        return ledger, self.progress + merged
-
-    def _check(self, record: LogRecord) -> None:
-        def require(good: bool, what: str, found: object, expected: object) -> None:
-            if not good:
-                raise IntegrityError(
-                    f"log record {record.seq} does not follow record {self.seq}: "
-                    f"{what} is {found}, expected {expected}",
-                    hint="Run `ddl verify` on this run",
-                )
-
-        def equal(what: str, found: object, expected: object) -> None:
-            require(found == expected, what, found, expected)
-
-        moves = record.kind in ("step", "rollback")
-        equal("lineage", record.lineage, self.lineage)
-        equal("seq", record.seq, self.seq + 1)
-        equal("prev_digest", record.prev_digest, self.digest)
-        equal("global_version", record.global_version, self.global_version + moves)
-        equal("line", record.line, self.line + (record.kind == "rollback"))
-        require(record.epoch >= self.epoch, "epoch", record.epoch, f"{self.epoch} or more")
-        equal("number of fragments moved > 0", bool(record.fragments), moves)
-        for step in record.fragments:
-            before = self.fragments[step.fragment].version
-            equal(f"version_before of fragment {step.fragment}", step.version_before, before)
-            equal(f"version_after of fragment {step.fragment}", step.version_after, before + 1)
-        expected_seq: dict[str, int] = {}
-        for r in record.receipts:
-            field = handin_field(r.learner, r.incarnation, r.fragment)
-            seq = expected_seq.get(field, self.account_seq(r.learner, r.incarnation, r.fragment))
-            equal(f"receipt seq of {field}", r.seq, seq + 1)
-            expected_seq[field] = r.seq
-        ledger, progress = self._settle(record.receipts)
-        equal("ledger", list(record.ledger), ledger)
-        if record.kind != "rollback":
-            equal("progress", record.progress, progress)
-
-
-def outstanding(log: LogState, handins: Mapping[str, Handin]) -> list[Amount]:
-    """Per fragment, work that is announced and has no receipt yet."""
-    rows = [Amount() for _ in log.fragments]
-    for handin in handins.values():
-        if handin.seq > log.account_seq(handin.learner, handin.incarnation, handin.fragment):
-            rows[handin.fragment] += Amount(steps=handin.steps, tokens=handin.tokens)
-    return rows
+                progress += self.shares[receipt.fragment] * receipt.tokens
+        ledger = list(self.ledger)
+        for (fragment, fate), (steps, tokens) in sums.items():
+            ledger[fragment] = ledger[fragment].add(fate, Amount(steps=steps, tokens=tokens))
+        return ledger, progress

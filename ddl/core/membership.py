@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from statistics import median
 
 from ddl.config import LivenessSettings
-from ddl.protocol.records import LearnerRecord, LearnerState
+from ddl.protocol.records import LearnerRecord, LearnerState, Receipt
 
 
 class Member:
-    """One learner as the coordinator sees it; owned and changed by the machine."""
+    """One learner as the coordinator sees it; owned and changed by `Membership`.
+
+    `aside_reason`: why its hand-ins are refused until it has re-aligned more often than
+    `aside_realigns`; empty if they are not. `refusals` counts those since the last merge.
+    """
 
     __slots__ = (
+        "aside_realigns",
         "aside_reason",
         "beat_at",
         "last_merged",
@@ -32,6 +36,7 @@ class Member:
         self.last_merged = False
         self.refusals = 0
         self.aside_reason = ""
+        self.aside_realigns = 0
 
     @property
     def id(self) -> str:
@@ -41,6 +46,11 @@ class Member:
     def expected(self) -> bool:
         """Whether a round may wait for this learner."""
         return self.state == "training" and self.record.store_down_s == 0
+
+    @property
+    def present(self) -> bool:
+        """Whether its process may still be there to answer."""
+        return self.state not in ("gone", "left")
 
     def hear(self, record: LearnerRecord, at: float) -> None:
         """Take a newer record of the same incarnation."""
@@ -66,6 +76,109 @@ class Member:
             return "stalled"
         return "training"
 
+    def count_refusal(self, reason: str, *, refusals_max: int) -> bool:
+        """Note a refused contribution; True when that sets the learner aside."""
+        self.refusals += 1
+        if self.aside_reason or self.refusals < refusals_max:
+            return False
+        self.aside_reason = reason
+        self.aside_realigns = self.record.realigns
+        return True
+
+    def may_return(self) -> bool:
+        """Whether a learner that was set aside has re-aligned; it is let in again then."""
+        if not self.aside_reason or self.record.realigns <= self.aside_realigns:
+            return False
+        self.aside_reason = ""
+        self.refusals = 0
+        return True
+
+
+class Membership:
+    """All learners that have been heard of, and those that rounds wait for.
+
+    Attributes:
+        members: by id, the newest incarnation of each.
+        expected: ids of those that a round may wait for.
+    """
+
+    def __init__(self) -> None:
+        self.members: dict[str, Member] = {}
+        self.expected: set[str] = set()
+
+    def hear(self, record: LearnerRecord, at: float) -> tuple[Member | None, bool]:
+        """Take a learner's record; return its member and whether this incarnation is new.
+
+        The member is None if a newer incarnation is known: the record is then of no interest.
+        """
+        member = self.members.get(record.id)
+        if member is None or record.incarnation > member.record.incarnation:
+            member = self.members[record.id] = Member(record, at)
+            self.expected.discard(record.id)
+            return member, True
+        if record.incarnation < member.record.incarnation:
+            return None, False
+        member.hear(record, at)
+        self._note_expected(member)
+        return member, False
+
+    def judge(self, member: Member, now: float, liveness: LivenessSettings) -> LearnerState | None:
+        """Judge one learner anew; return the state before if it has changed, else None."""
+        state = member.judge(now, liveness)
+        if state == member.state:
+            return None
+        before, member.state, member.since_at = member.state, state, now
+        self._note_expected(member)
+        return before
+
+    def lapsed(self, now: float, liveness: LivenessSettings) -> list[Member]:
+        """Learners that have been away for so long that they will not come back by themselves."""
+        return [
+            member
+            for member in self.members.values()
+            if not member.present and now - member.since_at > liveness.max_offline_s
+        ]
+
+    def forget(self, member: Member) -> None:
+        """Drop a learner. Should it beat again, it is met like a new one."""
+        del self.members[member.id]
+
+    def take_receipt(self, receipt: Receipt) -> None:
+        """Remember of a logged fate what later judgements need."""
+        member = self.members.get(receipt.learner)
+        if member is not None and member.record.incarnation == receipt.incarnation:
+            member.last_merged = receipt.fate == "merged"
+            if member.last_merged:
+                member.refusals = 0
+
+    def step_s(self) -> float | None:
+        """Seconds of a step: the median over expected learners whose last hand-in was merged."""
+        expected = [self.members[id_] for id_ in self.expected]
+        known = [m.record.step_s for m in expected if m.last_merged and m.record.step_s]
+        return median(known) if known else None
+
+    def reported_step_s(self) -> float | None:
+        """Seconds of a step before anything was merged: the median over all who report one."""
+        known = [m.record.step_s for m in self.members.values() if m.record.step_s]
+        return median(known) if known else None
+
+    def num_seasoned(self, steps: int) -> int:
+        """How many expected learners have taken at least `steps` steps."""
+        return sum(self.members[id_].record.step >= steps for id_ in self.expected)
+
+    def shift(self, seconds: float) -> None:
+        """Move all instants, after the server's clock has jumped."""
+        for member in self.members.values():
+            member.beat_at += seconds
+            member.stepped_at += seconds
+            member.since_at += seconds
+
+    def _note_expected(self, member: Member) -> None:
+        if member.expected:
+            self.expected.add(member.id)
+        else:
+            self.expected.discard(member.id)
+
 
 def stall_limit_s(step_s: float | None, liveness: LivenessSettings) -> float:
     """How long a living learner may go without an applied step before no round waits for it.
@@ -74,9 +187,3 @@ def stall_limit_s(step_s: float | None, liveness: LivenessSettings) -> float:
     checkpoint between steps is ordinary.
     """
     return max(liveness.suspect_s, 10.0 * (step_s or 0.0))
-
-
-def median_step_s(members: Iterable[Member]) -> float | None:
-    """Seconds of a step: the median over expected learners whose last hand-in was merged."""
-    known = [m.record.step_s for m in members if m.expected and m.last_merged and m.record.step_s]
-    return median(known) if known else None

@@ -13,7 +13,11 @@ DEADLINE_LEAST_S = 5.0
 
 
 class OpenRound:
-    """A round under way; owned and changed by the machine."""
+    """A round under way; owned and changed by the machine.
+
+    `extended`: it found no quorum by its deadline and waits on, without holding a slot.
+    `retry_at`: it closes no earlier, because its merge has failed. `shown`: as last shown in Redis.
+    """
 
     __slots__ = (
         "deadline_at",
@@ -25,6 +29,8 @@ class OpenRound:
         "opened_at",
         "quorum_at",
         "reason",
+        "retry_at",
+        "shown",
         "version_before",
     )
 
@@ -47,14 +53,25 @@ class OpenRound:
         self.quorum_at: float | None = None
         self.grace_until: float | None = None
         self.extended = False
+        self.retry_at: float | None = None
         self.reason = ""
+        self.shown: Round | None = None
 
     def shift(self, seconds: float) -> None:
         """Move all instants, after the server's clock has jumped."""
         self.opened_at += seconds
         self.deadline_at += seconds
-        self.quorum_at = None if self.quorum_at is None else self.quorum_at + seconds
-        self.grace_until = None if self.grace_until is None else self.grace_until + seconds
+        if self.quorum_at is not None:
+            self.quorum_at += seconds
+        if self.grace_until is not None:
+            self.grace_until += seconds
+        if self.retry_at is not None:
+            self.retry_at += seconds
+
+    def instants(self) -> list[float]:
+        """When something may happen to it by time alone."""
+        known = (self.deadline_at, self.grace_until, self.retry_at)
+        return [instant for instant in known if instant is not None]
 
     def record(
         self, *, quorum: int, arrived: Sequence[str], awaited: Sequence[str], late: Sequence[str]
@@ -151,6 +168,7 @@ def close_decision(
     live: int,
     fresh: int,
     carried: int,
+    coming: int,
     awaited: Sequence[str],
     now: float,
 ) -> Decision:
@@ -160,12 +178,16 @@ def close_decision(
         live: learners that rounds may wait for.
         fresh: usable contributions handed in for this very round.
         carried: usable ones that missed an earlier round of the fragment.
+        coming: announced for this very round and being fetched; grace does not cut them off.
         awaited: learners that may still hand in.
     """
     ready = fresh + carried
+    if round_.retry_at is not None and now < round_.retry_at:
+        return Decision("wait", round_.reason)
     if ready >= quorum and not awaited:
         return Decision("close", f"all {live} live learners are in")
-    if round_.grace_until is not None and now >= round_.grace_until and fresh >= quorum:
+    grace_over = round_.grace_until is not None and now >= round_.grace_until
+    if grace_over and fresh >= quorum and not coming:
         return Decision("close", f"quorum of {quorum} and grace are over; not in: {_some(awaited)}")
     if now >= round_.deadline_at:
         if ready >= quorum:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import math
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from statistics import median
-from typing import Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 from ddl.config import GateSettings, RoundSettings, Settings
 from ddl.core.log import FragmentHead, LogState
 from ddl.protocol.keys import ObjectKeys
 from ddl.protocol.records import Amount, Fate, Handin, HandinId, held_digest
+
+AMOUNT_MAX: Final = 2**53
+"""Most steps or tokens of one contribution: whole numbers that every JSON reader keeps exact."""
 
 
 class Verdict(NamedTuple):
@@ -44,16 +47,17 @@ def admission(
 ) -> Verdict | Literal["ignore"] | None:
     """Judge an announcement before its payload is fetched; None lets it in.
 
-    "ignore" is for what has its receipt already, or was never meant for this run.
+    "ignore" is for what can have no receipt: it has one already, its predecessor has none yet, or
+    it was never meant for this run.
     """
     last = log.account_seq(handin.learner, handin.incarnation, handin.fragment)
-    if handin.lineage != log.lineage or handin.seq <= last:
+    if handin.lineage != log.lineage or handin.seq != last + 1:
         return "ignore"
     if handin.line != log.line:
         return Verdict("rolled_back", f"made on line {handin.line}, the run is on {log.line}")
     head = log.fragments[handin.fragment]
     problem = (
-        _numbers(handin, last=last, log=log)
+        _numbers(handin, log=log)
         or _payload(handin, log=log, keys=keys)
         or _alignment(handin, log=log)
     )
@@ -75,6 +79,32 @@ def expiry(handin: Handin, *, log: LogState) -> Verdict | None:
     return None
 
 
+def choose(
+    ready: Sequence[tuple[Handin, float | None]], *, head: FragmentHead, settings: Settings
+) -> tuple[list[tuple[Handin, float]], list[tuple[Handin, Verdict]]]:
+    """What a closing round merges, by id with its weights, and what it refuses.
+
+    Args:
+        ready: usable contributions, with the L2 norm of each movement.
+        head: the fragment as it is.
+    """
+    norms = {handin.id: norm / handin.steps for handin, norm in ready if norm is not None}
+    outliers = norm_outliers(norms, head, settings.gate)
+    chosen = []
+    refused = []
+    for handin, _ in sorted(ready, key=lambda row: row[0].id):
+        share = weight(handin, version=head.version, settings=settings.round)
+        if handin.id in outliers:
+            refused.append((handin, Verdict("refused", outliers[handin.id])))
+        elif share <= 0:
+            stale = staleness(handin, head.version)
+            reason = f"staleness {stale} and round.staleness_decay leave it no weight"
+            refused.append((handin, Verdict("refused", reason)))
+        else:
+            chosen.append((handin, share))
+    return chosen, refused
+
+
 def norm_outliers(
     norms: Mapping[HandinId, float], head: FragmentHead, gate: GateSettings
 ) -> dict[HandinId, str]:
@@ -86,10 +116,10 @@ def norm_outliers(
     if head.merges < gate.calm_rounds:
         return {}
     outliers = {}
+    ordered = sorted(norms.values())
+    history = median(head.norms) if head.norms else 0.0
     for id_, norm in norms.items():
-        peers = [other for key, other in norms.items() if key != id_]
-        known = [median(group) for group in (peers, head.norms) if group]
-        bound = gate.norm_factor * max(known, default=0.0)
+        bound = gate.norm_factor * max(_median_without(ordered, norm), history)
         if bound > 0 and norm > bound:
             outliers[id_] = (
                 f"norm per step {norm:.3g} is more than {gate.norm_factor:g} times the "
@@ -98,13 +128,22 @@ def norm_outliers(
     return outliers
 
 
-def _numbers(handin: Handin, *, last: int, log: LogState) -> str:
-    if handin.seq != last + 1:
-        return f"seq {handin.seq} where {last + 1} is next"
-    if handin.steps < 1 or handin.tokens < 1:
-        return f"{handin.steps} steps and {handin.tokens} tokens: both must be at least 1"
-    if not math.isfinite(handin.tokens**2 / handin.steps):
-        return f"weight of {handin.tokens} tokens in {handin.steps} steps is not finite"
+def _median_without(ordered: Sequence[float], value: float) -> float:
+    """The median of sorted values once `value`, which is among them, is left out; 0 for none."""
+    rest = len(ordered) - 1
+    if rest == 0:
+        return 0.0
+    left_out = bisect_left(ordered, value)
+
+    def at(index: int) -> float:
+        return ordered[index + (index >= left_out)]
+
+    return at(rest // 2) if rest % 2 else (at(rest // 2 - 1) + at(rest // 2)) / 2.0
+
+
+def _numbers(handin: Handin, *, log: LogState) -> str:
+    if not (1 <= handin.steps <= AMOUNT_MAX and 1 <= handin.tokens <= AMOUNT_MAX):
+        return f"{handin.steps} steps and {handin.tokens} tokens: both must be from 1 to 2^53"
     reported = log.settled(handin.learner, handin.incarnation, handin.fragment) + Amount(
         steps=handin.steps, tokens=handin.tokens
     )
@@ -130,9 +169,10 @@ def _alignment(handin: Handin, *, log: LogState) -> str:
         return f"{len(handin.held)} held versions for {len(log.fragments)} fragments"
     hashes: dict[int, str] = {}
     for fragment, (held, head) in enumerate(zip(handin.held, log.fragments, strict=True)):
-        if held not in head.hashes:
+        known = head.hash_of(held)
+        if known is None:
             return f"holds version {held} of fragment {fragment}, which is unknown or long gone"
-        hashes[fragment] = head.hashes[held]
+        hashes[fragment] = known
     if not 0 <= handin.oldest_base <= log.fragments[handin.fragment].version:
         return f"oldest base {handin.oldest_base} is not a version of fragment {handin.fragment}"
     if handin.held_digest != held_digest(hashes):
@@ -142,15 +182,3 @@ def _alignment(handin: Handin, *, log: LogState) -> str:
 
 def _stale_sentence(stale: int, settings: Settings) -> str:
     return f"staleness {stale} is above round.staleness_max = {settings.round.staleness_max}"
-
-
-def incarnation_problem(handin: Handin, newest: int | None) -> str:
-    """A later life of the same id than the registry knows of cannot be."""
-    if newest is not None and handin.incarnation > newest:
-        return f"incarnation {handin.incarnation}, but the newest known is {newest}"
-    return ""
-
-
-def by_id(handins: Sequence[Handin]) -> list[Handin]:
-    """The order in which contributions are merged."""
-    return sorted(handins, key=lambda h: h.id)

@@ -82,6 +82,7 @@ class BeatThread(threading.Thread):
                 lr=self._lr(),
                 held=machine.held,
                 line=machine.line,
+                realigns=machine.realigns,
                 handed_in=machine.work("handed_in"),
                 discarded=machine.work("discarded"),
                 in_u=machine.work("in_u"),

@@ -398,7 +398,8 @@ class LearnerRecord(Record, frozen=True, kw_only=True):
     `step` and `tokens` are cumulative for this incarnation, of applied steps only. `step_s` is the
     time of an applied step, None until known. `held[p]` is the version of fragment p it has adopted,
     -1 before the first. `stall_s` is training-thread time spent inside ddl, `busy_s` outside of it.
-    `handed_in + discarded + in_u` is all that was trained.
+    `handed_in + discarded + in_u` is all that was trained. `realigns` counts how often this
+    incarnation took over the run's whole model, the first time included.
     """
 
     schema: int = SCHEMA
@@ -417,6 +418,7 @@ class LearnerRecord(Record, frozen=True, kw_only=True):
     lr: float | None = None
     held: tuple[int, ...] = ()
     line: int = 0
+    realigns: int = 0
     handed_in: Work = Work()
     discarded: Work = Work()
     in_u: Work = Work()

@@ -1,0 +1,62 @@
+"""`ddl demo`: see it work."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ddl_cli.arguments import key_values
+from ddl_cli.exits import Exit
+
+
+def demo(
+    learners: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Learners that are there from the beginning.")
+    ] = 3,
+    commits: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", min=1, help="Versions to make; by default about two minutes' worth."
+        ),
+    ] = None,
+    kill: Annotated[
+        bool, typer.Option("--kill/--no-kill", help="Kill one learner on the way.")
+    ] = True,
+    loss_below: Annotated[
+        float,
+        typer.Option(metavar="X", help="Fail unless the last version's held-out loss is below."),
+    ] = 2.6,
+    changes: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Change a setting, as round.quorum=2."),
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="End with one JSON document on standard output.")
+    ] = False,
+    folder: Annotated[
+        Path | None,
+        typer.Option(
+            "--dir", metavar="DIR", help="Where to write; by default a new folder demo-... here."
+        ),
+    ] = None,
+) -> None:
+    """Train a small language model with several learner processes on this machine.
+
+    One learner is killed on the way and another one joins late. At the end the
+    model is measured, the books are checked, and no process is left.
+    """
+    if kill and learners < 2:
+        raise typer.BadParameter(
+            "with --kill there must be at least 2 learners", param_hint="--learners"
+        )
+    settings = key_values(changes or [], option="--set")
+    from ddl_cli.demo.cast import Options
+    from ddl_cli.demo.command import new_folder, run_demo
+
+    options = Options(
+        folder=new_folder(folder), learners=learners, commits=commits, kill=kill, settings=settings
+    )
+    good = run_demo(options, loss_below=loss_below, as_json=as_json)
+    raise typer.Exit(Exit.OK if good else Exit.FAILED)

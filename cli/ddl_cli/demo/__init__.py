@@ -1,0 +1,1 @@
+"""`ddl demo`: a whole run on this machine, with a learner killed and another one joining late."""

@@ -1,0 +1,107 @@
+"""Who plays in the demo: the coordinator and the learners, as the public commands start them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib import resources
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+from ddl.protocol.address import join_address
+from ddl_cli.demo.processes import Child
+
+RUN: Final = "stdlib-gpt"
+"""The run's name in the packaged run.toml."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """How the demo is played.
+
+    Attributes:
+        folder: holds all that it writes; exists.
+        learners: how many there are from the beginning.
+        commits: versions to make; None for the budget of the packaged run.toml.
+        kill: whether one learner is killed.
+        settings: dotted key -> text, changes to the packaged run.toml.
+    """
+
+    folder: Path
+    learners: int = 3
+    commits: int | None = None
+    kill: bool = True
+    settings: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def store_url(self) -> str:
+        return (self.folder / "store").resolve().as_uri()
+
+
+def data(name: str) -> Path:
+    """A file of the packaged task."""
+    return Path(str(resources.files("ddl_cli") / "data" / "stdlib_gpt" / name))
+
+
+class Cast:
+    """The demo's processes; a context manager that ends them all.
+
+    Attributes:
+        names: the learners that are there from the beginning.
+        latecomer: the one that joins late.
+        children: every process started so far, by name.
+    """
+
+    def __init__(self, options: Options, redis_url: str) -> None:
+        self._options = options
+        self._redis_url = redis_url
+        self.names = [f"learner-{number}" for number in range(1, options.learners + 1)]
+        self.latecomer = f"learner-{options.learners + 1}"
+        self.children: dict[str, Child] = {}
+
+    def start_coordinator(self) -> Child:
+        settings = dict(self._options.settings)
+        if self._options.commits is not None:
+            settings |= {"stop.commits": str(self._options.commits), "stop.tokens": "0"}
+        arguments = ["coordinator", "start", str(data("run.toml"))]
+        arguments += ["--redis", self._redis_url, "--store", self._options.store_url]
+        for key, value in settings.items():
+            arguments += ["--set", f"{key}={value}"]
+        return self._start("coordinator", arguments)
+
+    def start_learner(self, name: str) -> Child:
+        arguments = ["learner", "join", join_address(self._redis_url, RUN), "--id", name]
+        arguments += ["--task", str(data("task.py")), "--device", "cpu"]
+        arguments += ["--threads", str(self._threads())]
+        return self._start(name, arguments)
+
+    def remaining(self) -> list[Child]:
+        """Those that are still there, however they should have ended."""
+        return [child for child in self.children.values() if child.is_there()]
+
+    def _start(self, name: str, arguments: list[str]) -> Child:
+        folder = self._options.folder.resolve()
+        env = {"OMP_NUM_THREADS": str(self._threads()), "DDL_SPOOL": str(folder / "spool")}
+        child = Child(name, arguments, log=folder / "logs" / f"{name}.log", env=env)
+        self.children[name] = child
+        return child
+
+    def _threads(self) -> int:
+        """Threads of each process: more than there are cores would be in each other's way."""
+        return max(1, (os.cpu_count() or 1) // (self._options.learners + 1))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        for child in self.children.values():
+            child.ask_to_end()
+        for child in self.children.values():
+            child.reap()

@@ -1,0 +1,104 @@
+"""The demo from its folder to its summary."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Final
+
+import typer
+from rich.console import Console
+
+from ddl.errors import ConfigError
+from ddl.protocol.wire import canonical
+from ddl.store.open_url import open_url
+from ddl_cli import display
+from ddl_cli.demo.books import read_books
+from ddl_cli.demo.cast import RUN, Options, data
+from ddl_cli.demo.report import Losses, judge, text
+from ddl_cli.demo.stage import play
+
+TERMINATED: Final = 128 + signal.SIGTERM
+"""Exit code after SIGTERM, as a shell gives it."""
+
+
+def new_folder(asked: Path | None) -> Path:
+    """The folder to write into, empty. Raises: ConfigError."""
+    try:
+        if asked is None:
+            return Path(tempfile.mkdtemp(prefix="demo-", dir="."))
+        asked.mkdir(parents=True, exist_ok=True)
+        if any(asked.iterdir()):
+            raise ConfigError(f"--dir {asked} is not empty", hint="Give a new folder")
+    except OSError as error:
+        raise ConfigError(
+            f"cannot make the folder {asked or 'demo-...'}: {error.strerror}",
+            hint="Give another one with --dir",
+        ) from error
+    return asked
+
+
+def run_demo(options: Options, *, loss_below: float, as_json: bool) -> bool:
+    """Play, measure, report; whether all is as it must be. Raises: DdlError."""
+    console = Console(stderr=True, highlight=False)
+    screen = display.is_screen(console)
+    shown = display.Screen(console) if screen else display.Lines(_say)
+    _say(f"demo in {options.folder}: real processes, a real Redis server, real text")
+    _say(f"starting Redis and the coordinator; their logs are in {options.folder / 'logs'}")
+    with _orderly_sigterm():
+        played = play(options, shown)
+        # they bring in torch, for which nobody should wait before the first line is shown
+        from ddl.coordinator.evaluate import evaluate_file
+        from ddl.coordinator.export import export_model
+
+        _say("the run has ended; measuring version 0 and the last one")
+        store = open_url(options.store_url)
+        try:
+            books = read_books(store, RUN)
+            exports = [
+                Path(export_model(store, RUN, options.folder / "export", at=version).path)
+                for version in (0, books.state.global_version)
+            ]
+        finally:
+            store.close()
+        first, last = (
+            evaluate_file(file, task_file=data("task.py"), settings=books.run.settings)["loss"]
+            for file in exports
+        )
+    report = judge(
+        played,
+        books,
+        Losses(first=first, last=last),
+        export=exports[-1],
+        loss_target=loss_below,
+    )
+    if as_json:
+        typer.echo(canonical(report))
+    else:
+        typer.echo(text(report, books))
+    for problem in report.problems:
+        _say(f"FAILED: {problem}")
+    return not report.problems
+
+
+def _say(line: str) -> None:
+    typer.echo(line, err=True)
+
+
+@contextmanager
+def _orderly_sigterm() -> Iterator[None]:
+    """Let SIGTERM unwind like Ctrl-C does, so that all processes are ended before this one."""
+
+    def leave(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 - the handler's signature
+        sys.exit(TERMINATED)
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
