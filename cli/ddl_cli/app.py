@@ -11,7 +11,7 @@ from rich.console import Console
 
 from ddl import __version__
 from ddl.errors import DdlError
-from ddl_cli.commands import learner, status
+from ddl_cli.commands import config, coordinator, demo, doctor, export, init, learner, status, stop
 from ddl_cli.exits import exit_code
 
 app = typer.Typer(
@@ -62,8 +62,15 @@ def _options(
     """Train one PyTorch model on many machines that come and go."""
 
 
-app.command("status")(status.status)
+app.add_typer(coordinator.app, name="coordinator")
 app.add_typer(learner.app, name="learner")
+app.command("demo")(demo.demo)
+app.command("status")(status.status)
+app.command("init")(init.init)
+app.command("doctor")(doctor.doctor)
+app.add_typer(config.app, name="config")
+app.command("stop")(stop.stop)
+app.command("export")(export.export)
 
 
 def main() -> None:
