@@ -131,7 +131,7 @@ class Learner:
                     shared.changed.wait(1.0)
         version = shared.machine.head.global_version if shared.machine.head else 0
         self._session.tell("learner.started", f"{self.id} trains from version {version}")
-        shared.clock.leave(self._now())
+        shared.clock.begin(self._now())
 
     # ---- the step boundary ----------------------------------------------------------------------
 

@@ -60,6 +60,10 @@ class StepClock:
         self._applied_at: float | None = None
         self._paused_s = 0.0
 
+    def begin(self, now: float) -> None:
+        """Training begins: what came before (imports, data, the first download) is no part of it."""
+        self._left_at = now
+
     def enter(self, now: float) -> None:
         """The training thread comes into ddl."""
         self.busy_s += now - self._left_at
