@@ -59,9 +59,12 @@ class RedisReader(RedisRun):
             broken=tuple(broken),
         )
 
-    def _facts(self, events: Sequence[tuple[bytes, tuple[bytes, bytes]]]) -> tuple[Fact, ...]:
+    def _facts(
+        self, events: Sequence[tuple[bytes, tuple[bytes, bytes]]] | None
+    ) -> tuple[Fact, ...]:
+        """Oldest first; none were asked for when `events` is None."""
         what = f"Redis key {self._keys.events}"
-        return tuple(parse(fact, Fact, what=what) for _, (_, fact) in reversed(events))
+        return tuple(parse(fact, Fact, what=what) for _, (_, fact) in reversed(events or ()))
 
     def request(self, request: Request) -> None:
         k = self._keys
