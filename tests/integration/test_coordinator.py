@@ -1,0 +1,458 @@
+"""The coordinator against a real Redis and a real directory: crashes, losses, refusals, ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from ddl.coordinator.history import History
+from ddl.core.log import LogState
+from ddl.embedded import EmbeddedRedis
+from ddl.errors import (
+    ConfigError,
+    IntegrityError,
+    LeaseLostError,
+    RefusedError,
+    StoreError,
+    StoreUnavailableError,
+    TaskError,
+)
+from ddl.protocol.keys import RegistryKeys
+from ddl.protocol.records import HandinId, Lease, Request
+from ddl.registry.coordinator import RedisCoordinator
+from ddl.registry.reader import RedisReader
+from ddl.store.local import LocalStore
+from tests.coordinating import (
+    RUN,
+    Running,
+    ScriptedLearner,
+    eventually,
+    options,
+    running,
+    write_run,
+)
+from tests.redis_servers import admin
+from tests.stores import CarelessStore, HookedStore
+
+Join = Callable[..., ScriptedLearner]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> LocalStore:
+    return LocalStore(tmp_path / "store")
+
+
+@pytest.fixture
+def toml(tmp_path: Path, redis_url: str) -> Path:
+    """A run of six commits."""
+    return write_run(tmp_path, redis_url=redis_url, stop={"commits": 6})
+
+
+@pytest.fixture
+def join(redis_url: str, store: LocalStore) -> Iterator[Join]:
+    """Makes learners of the run, and closes them."""
+    learners = []
+
+    def make(name: str = "a", incarnation: int = 1) -> ScriptedLearner:
+        learners.append(ScriptedLearner(redis_url, store, name, incarnation))
+        return learners[-1]
+
+    yield make
+    for learner in learners:
+        learner.close()
+
+
+def folded(store: LocalStore) -> LogState:
+    """The log of the run; folding it checks the whole chain."""
+    history = History(store, RUN)
+    run = history.run_record()
+    assert run is not None
+    return history.fold(run)
+
+
+def weights(log: LogState) -> list[tuple[int, str, str]]:
+    """Version and digests of every fragment: equal if and only if the model and momentum are."""
+    return [
+        (head.version, head.published.sha256, head.outer.sha256 if head.outer else "")
+        for head in log.fragments
+    ]
+
+
+def uninterrupted(folder: Path, redis_url: str, commits: int = 6) -> list[tuple[int, str, str]]:
+    """What the run comes to if nothing goes wrong."""
+    folder.mkdir()
+    toml = write_run(folder, redis_url=redis_url, stop={"commits": commits})
+    store = LocalStore(folder / "store")
+    with running(options(toml)) as coordinator:
+        learner = ScriptedLearner(redis_url, store)
+        learner.contribute(commits)
+        learner.close()
+        assert coordinator.wait() == "finished"
+    with admin(redis_url) as client:
+        client.flushall()
+    return weights(folded(store))
+
+
+def test_a_run_is_created_merges_and_ends_at_its_budget(
+    toml: Path, store: LocalStore, join: Join, redis_url: str
+) -> None:
+    """Every contribution gets one receipt in the log; Redis shows the newest record at the end."""
+    with running(options(toml)) as coordinator:
+        learner = join()
+        learner.contribute(6)
+        assert coordinator.wait() == "finished"
+    log = folded(store)
+    assert (log.global_version, log.state) == (6, "stopped")
+    assert [row.merged.steps for row in log.ledger] == [12, 12]
+    reader = RedisReader(redis_url, RUN)
+    view = reader.view()
+    reader.close()
+    assert view.head is not None
+    assert (view.head.seq, view.head.state) == (log.seq, "stopped")
+    assert view.lease is None, "the lease is let go"
+    assert not view.handins
+    assert not view.rounds
+
+
+def _is_made_by_a_merge(key: str) -> bool:
+    """Whether this is not an object of the run's genesis, nor a probe of the store."""
+    kinds = ("/fragments/", "/outer/", "/commits/")
+    return any(kind in key for kind in kinds) and "/v00000000-" not in key
+
+
+class Crash(BaseException):
+    """Stands for a process that is no more."""
+
+
+@pytest.mark.parametrize("kind", ["fragments", "outer", "commits"])
+def test_a_crash_after_any_put_leaves_the_old_version_or_the_new_one(
+    kind: str, tmp_path: Path, toml: Path, store: LocalStore, join: Join, redis_url: str
+) -> None:
+    """T23: after a restart the run comes to the very bytes of one that never crashed."""
+    expected = uninterrupted(tmp_path / "uninterrupted", redis_url)
+    puts = []
+
+    def crash_at_third(key: str) -> None:
+        if f"/{kind}/" in key and _is_made_by_a_merge(key):
+            puts.append(key)
+            if len(puts) == 3:
+                raise Crash(key)
+
+    crashing = Running(options(toml), HookedStore(store, after=crash_at_third)).ready()
+    learner = join()
+    learner.contribute(2)
+    third = learner.hand_in(learner.open_round())
+    with pytest.raises(Crash):
+        crashing.wait()
+    assert folded(store).global_version == (3 if kind == "commits" else 2)
+    with running(options(toml)) as coordinator:
+        assert learner.receipt(third) == "merged"
+        learner.contribute(3)
+        assert coordinator.wait() == "finished"
+    assert weights(folded(store)) == expected
+
+
+def test_a_record_whose_answer_was_lost_is_read_back(
+    tmp_path: Path, toml: Path, store: LocalStore, join: Join, redis_url: str
+) -> None:
+    """Puts that land but seem to fail are done once: the log has neither a gap nor a double."""
+    expected = uninterrupted(tmp_path / "uninterrupted", redis_url, commits=3)
+    failed = set()
+
+    def lose_each_answer_once(key: str) -> None:
+        if _is_made_by_a_merge(key) and key not in failed:
+            failed.add(key)
+            raise StoreUnavailableError(f"no answer for {key}")
+
+    forgetful = HookedStore(store, after=lose_each_answer_once)
+    with running(options(toml, stop__commits="3"), forgetful) as coordinator:
+        join().contribute(3)
+        assert coordinator.wait() == "finished"
+    assert len(failed) == 3 * 3 + 1, "fragment, outer and record of each, and the stop"
+    assert weights(folded(store)) == expected
+
+
+def test_a_contribution_with_nan_changes_nothing_but_its_receipt(
+    tmp_path: Path, toml: Path, store: LocalStore, join: Join, redis_url: str
+) -> None:
+    """T01: it is refused whole, with tensor and count; the round's bytes are those without it."""
+    expected = uninterrupted(tmp_path / "uninterrupted", redis_url, commits=1)
+    with running(options(toml, round__deadline_s="1")):
+        good, bad = join("good"), join("bad")
+        round_ = good.open_round()
+        name = good.run.layout.by_fragment[round_.fragment][0].name
+        refused = bad.hand_in(round_, values={name: float("nan")})
+        assert bad.receipt(refused) == "refused"
+        assert bad.reasons[refused.id] == f"tensor {name!r} holds 1 values not finite"
+        assert good.receipt(good.hand_in(round_)) == "merged"
+        assert weights(folded(store)) == expected
+
+
+def _cut(data: bytearray) -> bytes:
+    return bytes(data[: int(0.7 * len(data))])
+
+
+def _flip(data: bytearray) -> bytes:
+    data[-3] ^= 1
+    return bytes(data)
+
+
+@pytest.mark.parametrize(
+    "tamper",
+    [_cut, lambda _: b"", _flip, lambda _: b"<html>error</html>", lambda _: None],
+    ids=["cut", "empty", "one byte flipped", "an HTML page", "nothing"],
+)
+def test_a_damaged_or_missing_payload_is_asked_for_again(
+    tamper: Callable[[bytearray], bytes | None],
+    tmp_path: Path,
+    toml: Path,
+    store: LocalStore,
+    join: Join,
+    redis_url: str,
+) -> None:
+    """T02: it is found before the merge; put again, it counts as if nothing had been."""
+    expected = uninterrupted(tmp_path / "uninterrupted", redis_url, commits=1)
+    with running(options(toml)) as coordinator:
+        learner = join()
+        handin = learner.hand_in(learner.open_round(), tamper=tamper)
+        assert learner.receipt(handin) == "merged"
+        assert f"{handin.id} is" in coordinator.log.getvalue()
+        assert "asked to put it again" in coordinator.log.getvalue()
+        assert weights(folded(store)) == expected
+
+
+def test_redis_is_written_anew_after_it_was_flushed(
+    toml: Path, store: LocalStore, join: Join, redis_url: str
+) -> None:
+    """With a new boot; learners register again, and rounds close again."""
+    with running(options(toml)) as coordinator:
+        learner = join()
+        learner.contribute(2)
+        boot = learner.beat().boot
+        with admin(redis_url) as client:
+            client.flushall()
+        eventually(lambda: learner.beat().boot not in ("", boot), what="a new boot")
+        learner.contribute(4)
+        assert coordinator.wait() == "finished"
+    assert folded(store).global_version == 6
+
+
+def test_the_coordinator_outlives_an_outage_of_redis(
+    tmp_path: Path, own_redis: EmbeddedRedis
+) -> None:
+    """While Redis is away longer than the lease nothing is lost; then all goes on."""
+    toml = write_run(tmp_path, redis_url=own_redis.url, stop={"commits": 4})
+    store = LocalStore(tmp_path / "store")
+    with running(options(toml)) as coordinator:
+        learner = ScriptedLearner(own_redis.url, store)
+        learner.contribute(2)
+        own_redis.stop()
+        eventually(lambda: "lease.unsure" in coordinator.log.getvalue(), what="the lease in doubt")
+        own_redis.start()
+        learner.contribute(2)
+        assert coordinator.wait() == "finished"
+        learner.close()
+    text = coordinator.log.getvalue()
+    assert text.index("redis.unreachable") < text.index("redis.reachable")
+    assert folded(store).global_version == 4
+
+
+def test_nothing_is_committed_while_the_store_fails_and_all_is_when_it_works_again(
+    toml: Path, store: LocalStore, join: Join
+) -> None:
+    """Merges and records wait for the store, and are told once."""
+    is_broken = False
+
+    def fail(key: str) -> None:
+        if is_broken:
+            raise StoreUnavailableError(f"cannot write {key}")
+
+    with running(options(toml), HookedStore(store, before=fail)) as coordinator:
+        learner = join()
+        learner.contribute(1)
+        round_ = learner.open_round()
+        is_broken = True
+        handin = learner.hand_in(round_)
+        eventually(lambda: "store.failed" in coordinator.log.getvalue())
+        learner.beat()
+        assert not learner.receipts.get(handin.id)
+        is_broken = False
+        assert learner.receipt(handin) == "merged"
+    assert "store.answers" in coordinator.log.getvalue()
+
+
+def test_with_redis_empty_the_work_of_the_dead_is_found_in_the_store(
+    toml: Path, store: LocalStore, join: Join, redis_url: str
+) -> None:
+    """A whole payload whose announcement Redis has lost is merged once."""
+    with running(options(toml)):
+        learner = join("dead")
+        learner.contribute(2)
+        round_ = learner.open_round()
+    learner.hand_in(round_)  # with nobody to take it, and then its learner is no more
+    with admin(redis_url) as client:
+        client.flushall()
+    with running(options(toml, round__deadline_s="0.5")):
+        join("alive")
+        eventually(lambda: folded(store).global_version == 3, what="the merge")
+    log = folded(store)
+    assert log.account_seq("dead", 1, round_.fragment) == 2
+
+
+def test_a_second_coordinator_is_refused_and_names_the_first(toml: Path) -> None:
+    """T31: whoever lives shows it within a third of its lease."""
+    with running(options(toml)) as first:
+        second = Running(options(toml))
+        with pytest.raises(
+            RefusedError, match=r"another coordinator holds the run: .* process \d+"
+        ):
+            second.wait()
+        assert first.error is None
+
+
+def test_a_coordinator_that_was_replaced_writes_nothing_more(
+    toml: Path, store: LocalStore, join: Join, redis_url: str
+) -> None:
+    """T31: it finds itself fenced, and ends with LeaseLostError."""
+    coordinator = Running(options(toml)).ready()
+    learner = join()
+    learner.contribute(1)
+    with admin(redis_url) as client:
+        client.delete(RegistryKeys(RUN).lease)
+    other = RedisCoordinator(redis_url, RUN)
+    wanted = Lease(holder="other", epoch=0, host="elsewhere", pid=1)
+    assert other.take_lease(wanted, ttl_s=60, min_epoch=0).held
+    other.close()
+    with pytest.raises(LeaseLostError):
+        coordinator.wait()
+    assert folded(store).global_version == 1
+
+
+def test_a_stopped_run_goes_on_with_a_larger_budget(
+    toml: Path, store: LocalStore, join: Join
+) -> None:
+    """T16: the change stands in the log; without one the run says that it is over, and ends."""
+    with running(options(toml)) as coordinator:
+        learner = join()
+        learner.contribute(6)
+        coordinator.wait()
+    seq = folded(store).seq
+    with running(options(toml)) as again:
+        assert again.wait() == "finished"
+    assert folded(store).seq == seq
+    assert "stop.commits = 6 reached" in again.log.getvalue()
+    with running(options(toml, stop__commits="8")) as larger:
+        learner.contribute(2)
+        assert larger.wait() == "finished"
+    entry = History(store, RUN).read(seq + 1)
+    assert entry is not None
+    record = entry.record
+    assert (record.kind, record.changes, record.who) == (
+        "settings",
+        {"stop.commits": 8},
+        "coordinator start",
+    )
+    assert folded(store).global_version == 8
+
+
+def test_a_request_to_stop_ends_the_run_and_a_start_takes_it_up(
+    toml: Path, store: LocalStore, join: Join, redis_url: str
+) -> None:
+    with running(options(toml)) as coordinator:
+        learner = join()
+        learner.contribute(1)
+        reader = RedisReader(redis_url, RUN)
+        reader.request(Request(id="1", kind="stop", who="me", why="enough"))
+        assert coordinator.wait() == "finished"
+        reader.close()
+    entry = History(store, RUN).read(folded(store).seq)
+    assert entry is not None
+    assert (entry.record.kind, entry.record.who, entry.record.why) == ("stop", "me", "enough")
+    with running(options(toml)) as again:
+        learner.contribute(5)
+        assert again.wait() == "finished"
+    assert folded(store).global_version == 6
+
+
+def test_fixed_settings_cannot_change(toml: Path, tmp_path: Path, redis_url: str) -> None:
+    """The refusal names the setting, both values, and where ours came from."""
+    with running(options(toml)):
+        pass
+    with pytest.raises(ConfigError, match=r"codec\.up = 'fp32', but flag says 'int8'"):
+        Running(options(toml, codec__up="int8")).wait()
+
+
+def test_another_model_under_the_same_name_is_refused(toml: Path) -> None:
+    """The first tensor that differs is named, with both shapes."""
+    with running(options(toml)):
+        pass
+    sentence = r"'first.weight' is float32 \(3, 4\) .* in the run and float32 \(3, 5\)"
+    with pytest.raises(RefusedError, match=sentence):
+        Running(options(toml, task__args="{width = 5}")).wait()
+
+
+def test_a_name_that_another_store_has_in_this_redis_is_refused(
+    toml: Path, tmp_path: Path, redis_url: str
+) -> None:
+    with running(options(toml)):
+        pass
+    elsewhere = (tmp_path / "elsewhere").as_uri()
+    with pytest.raises(RefusedError, match="is taken in this Redis by another run"):
+        Running(options(toml, store__url=elsewhere)).wait()
+
+
+def test_a_start_that_fails_leaves_nothing(toml: Path, tmp_path: Path, store: LocalStore) -> None:
+    """A task that raises, a disk that fills up: no object of the run, and the lease is free."""
+    (tmp_path / "task.py").write_text("def build(ctx):\n    raise ValueError('broken')\n")
+    with pytest.raises(TaskError, match=r"task\.py:2: .* ValueError: broken"):
+        Running(options(toml)).wait()
+    write_run(tmp_path, redis_url=options(toml).loaded.settings.redis.url)
+
+    def fill_up(key: str) -> None:
+        if "fragments/f0001" in key:
+            raise StoreError("no space left")
+
+    with pytest.raises(StoreError, match="no space left"):
+        Running(options(toml), HookedStore(store, before=fill_up)).wait()
+    assert not list(store.list(f"{RUN}/"))
+    with running(options(toml)):
+        assert list(store.list(f"{RUN}/run.json"))
+
+
+def test_a_store_that_ignores_create_once_is_refused(toml: Path, store: LocalStore) -> None:
+    """The log could not be kept in it."""
+    with pytest.raises(StoreError, match="does not create objects once"):
+        Running(options(toml), CarelessStore(store)).wait()
+
+
+def test_momentum_that_is_missing_stops_a_restart(
+    toml: Path, store: LocalStore, join: Join
+) -> None:
+    """T04: without its outer state a run would go on, but not as the same run."""
+    with running(options(toml)):
+        join().contribute(2)
+    outer = folded(store).fragments[0].outer
+    assert outer is not None
+    store.delete([outer.key])
+    with pytest.raises(IntegrityError, match=f"{outer.key} is missing"):
+        Running(options(toml)).wait()
+
+
+def test_receipts_are_unique(toml: Path, store: LocalStore, join: Join) -> None:
+    """Announced with every beat and twice more, a contribution is merged once."""
+    with running(options(toml)):
+        learner = join()
+        handin = learner.hand_in(learner.open_round())
+        learner.put_again(handin)
+        learner.put_again(handin)
+        assert learner.receipt(handin) == "merged"
+        learner.contribute(2)
+    history = History(store, RUN)
+    seen: list[HandinId] = []
+    for seq in range(1, history.newest_seq() + 1):
+        entry = history.read(seq)
+        assert entry is not None
+        seen += [receipt.id for receipt in entry.record.receipts]
+    assert len(seen) == len(set(seen)) == 3

@@ -1,0 +1,132 @@
+"""`ddl coordinator start`, `ddl stop` and `ddl export` as processes: kills, signals, exit codes."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from ddl.coordinator.history import History
+from ddl.core.log import LogState
+from ddl.store.local import LocalStore
+from tests.coordinating import RUN, ScriptedLearner, eventually, write_run
+
+DDL = [sys.executable, "-m", "ddl_cli"]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> LocalStore:
+    return LocalStore(tmp_path / "store")
+
+
+@pytest.fixture
+def toml(tmp_path: Path, redis_url: str) -> Path:
+    return write_run(tmp_path, redis_url=redis_url)
+
+
+class Processes:
+    """Starts coordinators; whatever still runs at the end is killed."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.started: list[subprocess.Popen[bytes]] = []
+
+    def start(self, toml: Path, *flags: str) -> subprocess.Popen[bytes]:
+        command = [*DDL, "coordinator", "start", str(toml), *flags]
+        with self.log(len(self.started)).open("wb") as log:
+            self.started.append(subprocess.Popen(command, stderr=log))
+        return self.started[-1]
+
+    def log(self, index: int) -> Path:
+        return self._folder / f"coordinator-{index}.log"
+
+    def serving(self, index: int) -> None:
+        """Wait until this one serves the run."""
+        eventually(lambda: "run.entered" in self.log(index).read_text(), what="run.entered")
+
+
+@pytest.fixture
+def processes(tmp_path: Path) -> Iterator[Processes]:
+    made = Processes(tmp_path)
+    yield made
+    for process in made.started:
+        process.kill()
+        process.wait()
+
+
+def folded(store: LocalStore) -> LogState:
+    history = History(store, RUN)
+    run = history.run_record()
+    assert run is not None
+    return history.fold(run)
+
+
+def test_a_killed_coordinator_is_started_again_and_goes_on(
+    toml: Path, store: LocalStore, redis_url: str, processes: Processes, tmp_path: Path
+) -> None:
+    """The new one takes the lease when the dead one's has run out, and continues from its version.
+
+    Then SIGTERM ends it with 0, the run does not: a third start and Ctrl-C end with 130.
+    """
+    first = processes.start(toml)
+    learner = ScriptedLearner(redis_url, store)
+    learner.contribute(3)
+    handin = learner.hand_in(learner.open_round())
+    first.kill()
+    first.wait()
+    before = folded(store)
+    second = processes.start(toml)
+    assert learner.receipt(handin) == "merged"
+    learner.contribute(1)
+    second.terminate()
+    assert second.wait(20) == 0, processes.log(1).read_text()
+    after = folded(store)
+    assert before.global_version in (3, 4)
+    assert (after.global_version, after.epoch, after.state) == (5, 2, "running")
+    third = processes.start(toml)
+    processes.serving(2)
+    learner.contribute(1)
+    third.send_signal(signal.SIGINT)
+    assert third.wait(20) == 130, processes.log(2).read_text()
+    learner.close()
+    export = [*DDL, "export", (tmp_path / "store" / RUN).as_uri(), "--out", str(tmp_path / "out")]
+    said = subprocess.run([*export, "--json", "--at", "5"], capture_output=True, check=True)
+    exported = json.loads(said.stdout)
+    assert (exported["schema"], exported["global_version"]) == (1, 5)
+    assert "first.weight" in load_file(exported["path"])
+
+
+def test_two_starts_at_once_leave_one_coordinator(
+    toml: Path, store: LocalStore, redis_url: str, processes: Processes
+) -> None:
+    """The other ends with 4 and names the one that serves."""
+    both = [processes.start(toml), processes.start(toml)]
+    loser = eventually(lambda: next((p for p in both if p.poll() is not None), None), within_s=40)
+    winner = both[1 - both.index(loser)]
+    assert loser.returncode == 4
+    said = processes.log(both.index(loser)).read_text()
+    assert f"process {winner.pid}" in said
+    assert "Traceback" not in said
+    learner = ScriptedLearner(redis_url, store)
+    learner.contribute(1)
+    learner.close()
+    assert winner.poll() is None
+
+
+def test_ddl_stop_ends_the_run(toml: Path, processes: Processes, redis_url: str) -> None:
+    """It waits until that is so; a second one says that it was so already."""
+    coordinator = processes.start(toml)
+    processes.serving(0)
+    stop = [*DDL, "stop", f"{redis_url}?run={RUN}", "--why", "enough"]
+    said = subprocess.run(stop, capture_output=True, text=True, check=True)
+    assert said.stdout == f"{RUN} has stopped, at version 0\n"
+    assert coordinator.wait(20) == 0
+    assert "enough" in processes.log(0).read_text()
+    again = subprocess.run(stop, capture_output=True, text=True, check=True)
+    assert again.stdout == f"{RUN} has stopped already, at version 0\n"
