@@ -12,7 +12,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -35,9 +35,6 @@ from ddl.store.files import (
 
 STALE_SCRATCH_S: Final = 3600.0
 """Scratch files untouched for this long belong to a process that was killed."""
-
-_PUBLISH_TRIES: Final = 8
-"""How often a folder may vanish (a `delete` of its last object) between its making and its use."""
 
 _SCRATCH: Final = ".scratch"
 _NO_LINKS: Final = {errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.EPERM, errno.EMLINK}
@@ -148,14 +145,14 @@ class LocalStore:
 
     def _publish(self, scratch: Path, target: Path, mode: Mode) -> bool:
         """Give the finished scratch file its name; False if mode "create" found it taken."""
-        for _ in range(_PUBLISH_TRIES - 1):
+        while True:
             try:
                 self._make_folders(target.parent)
                 return _move(scratch, target, mode)
             except FileNotFoundError:
-                continue  # the folder was pruned between the two calls
-        self._make_folders(target.parent)
-        return _move(scratch, target, mode)
+                if not scratch.exists():
+                    raise
+                # a `delete` pruned the folder between the two calls
 
     def _make_folders(self, folder: Path) -> None:
         if folder == self._root or folder.is_dir():
@@ -247,7 +244,8 @@ def _move(scratch: Path, target: Path, mode: Mode) -> bool:
                     hint="Use a directory on another file system, or s3://",
                 ) from error
             raise
-    sync_folder(target.parent)
+    with suppress(FileNotFoundError):  # deleted again already, and its folder with it
+        sync_folder(target.parent)
     return True
 
 

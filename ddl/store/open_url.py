@@ -13,7 +13,7 @@ from ddl.errors import AddressError
 from ddl.store.base import Store
 from ddl.store.limits import LimitedStore, TokenBucket
 from ddl.store.local import LocalStore
-from ddl.store.retry import OnRetry
+from ddl.store.retry import OnRetry, RetryPolicy
 
 SCHEMES = ("file", "s3")
 
@@ -26,6 +26,7 @@ def open_url(
     down_mbit: float | None = None,
     environment: Mapping[str, str] | None = None,
     on_retry: OnRetry | None = None,
+    policy: RetryPolicy | None = None,
 ) -> Store:
     """Open `file:///dir` or `s3://bucket/prefix`.
 
@@ -37,6 +38,7 @@ def open_url(
         environment: where `AWS_...` variables are read (`ddl.store.s3_client` lists them); the
             process environment by default.
         on_retry: told of every wait before another try, from the thread that waits.
+        policy: how patient to be with `s3://`.
     Raises:
         AddressError: the address or endpoint cannot be read.
         ConfigError: a cap that is not usable.
@@ -56,6 +58,7 @@ def open_url(
             parts.path.strip("/"),
             settings,
             environment=os.environ if environment is None else environment,
+            policy=policy,
             on_retry=on_retry,
         )
     return LimitedStore(store, up=up, down=down) if up or down else store

@@ -4,8 +4,10 @@ There is exactly one layer of retries, this one; client libraries have theirs sw
 grow with full jitter (uniform between 0 and a doubling bound), so that learners that were turned
 away together do not come back together. Two limits end an operation:
 
-* patience: no byte has moved, and no request succeeded, for `patience_s`;
+* patience: the waits since the last progress add up to `patience_s`;
 * a time limit for the whole, so that a link that only drips cannot hold a transfer for ever.
+
+Bytes received are progress. Bytes sent are not, until the store has said that it has them.
 """
 
 from __future__ import annotations
@@ -61,7 +63,7 @@ class RetryPolicy:
     """How patient to be, and the collaborators that tests replace."""
 
     patience_s: float = 60.0
-    """Give up after this long without progress."""
+    """Give up when waits without progress add up to more than this."""
     first_wait_s: float = 0.2
     """Bound of the first wait; doubles from wait to wait."""
     wait_max_s: float = 10.0
@@ -115,34 +117,45 @@ class Attempts:
         self._policy = policy
         self._stop = stop
         self._on_retry = on_retry
-        self._started = self._progress_at = policy.clock.monotonic()
+        self._started = policy.clock.monotonic()
         self._limit_s = policy.limit_s(num_bytes)
         self._streak = 0
+        self._waited_s = 0.0
 
-    def moved(self) -> None:
-        """Some bytes have come through. Raises: StoreUnavailableError if stopped or out of time."""
+    def check(self) -> None:
+        """May go on? Raises: StoreUnavailableError if stopped or out of time."""
         self._stop.check()
-        now = self._policy.clock.monotonic()
-        if now - self._started > self._limit_s:
+        if self._elapsed_s() > self._limit_s:
             raise StoreUnavailableError(
                 f"cannot {self._what}: not finished after {self._limit_s:.0f} s",
                 hint="The link is too slow, or a bandwidth cap is too low, for objects of this size",
             )
-        self._progress_at = now
+
+    def received(self) -> None:
+        """Some bytes have come. Raises: as `check`."""
+        self.check()
         self._streak = 0
+        self._waited_s = 0.0
 
     def failed(self, verdict: Verdict, cause: Exception) -> None:
         """Wait for the next attempt. Raises: the verdict's error if there must be none."""
         policy = self._policy
-        self._streak += 1
-        bound_s = min(policy.wait_max_s, policy.first_wait_s * 2 ** min(self._streak - 1, 32))
+        bound_s = min(policy.wait_max_s, policy.first_wait_s * 2 ** min(self._streak, 32))
         wait_s = verdict.retry_after_s + bound_s * policy.random()
-        quiet_s = policy.clock.monotonic() - self._progress_at
-        if self.number >= verdict.tries or quiet_s + wait_s > policy.patience_s:
-            tries = f" ({self.number} tries in {quiet_s:.0f} s)" if self.number > 1 else ""
-            message = f"cannot {self._what}: {verdict.message}{tries}"
+        if (
+            self.number >= verdict.tries
+            or self._waited_s + wait_s > policy.patience_s
+            or self._elapsed_s() + wait_s > self._limit_s
+        ):
+            tries = f" ({self.number} tries in {self._elapsed_s():.0f} s)"
+            message = f"cannot {self._what}: {verdict.message}{tries if self.number > 1 else ''}"
             raise verdict.kind(message, hint=verdict.hint) from cause
         if self._on_retry:
             self._on_retry(Retried(self._what, self.number, wait_s, verdict.message))
         policy.pause(self._stop, wait_s)
         self.number += 1
+        self._streak += 1
+        self._waited_s += wait_s
+
+    def _elapsed_s(self) -> float:
+        return self._policy.clock.monotonic() - self._started

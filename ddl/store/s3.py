@@ -23,7 +23,7 @@ from ddl.store.retry import Attempts, OnRetry, RetryPolicy
 from ddl.store.s3_calls import Calls
 from ddl.store.s3_client import connect, locate
 from ddl.store.s3_download import Downloader, WholeSink
-from ddl.store.s3_errors import server_time, status_of
+from ddl.store.s3_errors import BadReplyError, server_time, status_of
 from ddl.store.s3_upload import Outcome, Uploader
 
 _PARALLEL: Final = 8
@@ -62,9 +62,16 @@ class S3Store:
         name = self._name(key)
         with Source(body) as source:
             outcome = self._up.put(name, source, mode, progress)
-            return outcome is Outcome.WRITTEN or (
-                outcome is Outcome.UNCLEAR and self._holds(key, source)
-            )
+            if outcome is not Outcome.UNCLEAR:
+                return outcome is Outcome.WRITTEN
+            if self._holds(key, source):
+                return True
+        if mode == "create":
+            return False
+        raise StoreUnavailableError(
+            f"cannot write {self.url}/{key}: replies were lost, and other bytes are there now",
+            hint="Write it again",
+        )
 
     def get(self, key: str, *, progress: Progress | None = None) -> bytearray:
         sink = WholeSink()
@@ -103,7 +110,7 @@ class S3Store:
                         found["Size"],
                         found["LastModified"].timestamp(),
                     )
-            if not reply.get("IsTruncated"):
+            if not reply["IsTruncated"]:
                 return
             page = {"ContinuationToken": reply["NextContinuationToken"]}
 
@@ -127,7 +134,7 @@ class S3Store:
                 if now - upload["Initiated"].timestamp() > older_than_s:
                     self._abort(upload)
                     swept += 1
-            if not reply.get("IsTruncated"):
+            if not reply["IsTruncated"]:
                 return swept
             page = {
                 "KeyMarker": reply["NextKeyMarker"],
@@ -146,7 +153,8 @@ class S3Store:
         found = self.head(key)
         if found is None:
             raise StoreUnavailableError(
-                f"cannot write {self.url}/{key}: replies were lost, and the object is not there"
+                f"cannot write {self.url}/{key}: replies were lost, and nothing is there now",
+                hint="Write it again",
             )
         return found.bytes == source.size and all(
             self.get_range(key, at, _COMPARE_BYTES) == source.read_at(at, _COMPARE_BYTES)
@@ -189,8 +197,15 @@ def _look_up(target: dict[str, str], client: Any, _: Attempts) -> Any:
 
 
 def _list_page(request: dict[str, str], client: Any, _: Attempts) -> Any:
-    return client.list_objects_v2(**request)
+    return _checked(client.list_objects_v2(**request))
 
 
 def _list_uploads(request: dict[str, str], client: Any, _: Attempts) -> Any:
-    return client.list_multipart_uploads(**request)
+    return _checked(client.list_multipart_uploads(**request))
+
+
+def _checked(reply: Any) -> Any:
+    """A listing; a web page that says "200 OK" must not pass for an empty bucket."""
+    if "IsTruncated" not in reply:
+        raise BadReplyError("a listing does not say whether it is complete")
+    return reply

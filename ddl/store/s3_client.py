@@ -52,18 +52,16 @@ def connect(place: Place, environment: Mapping[str, str]) -> Any:
       SHA-256 in their signature on the way up, and by the digests in our records on the way down.
     * Path style at custom endpoints: the bucket as a host name seldom resolves there.
     """
-    key_id = environment.get("AWS_ACCESS_KEY_ID")
-    session = boto3.session.Session(
-        aws_access_key_id=key_id,
-        aws_secret_access_key=environment.get("AWS_SECRET_ACCESS_KEY"),
-        aws_session_token=environment.get("AWS_SESSION_TOKEN"),
-        profile_name=None if key_id else environment.get("AWS_PROFILE"),
-        region_name=place.region or None,
-    )
+    names = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
+    key_id, secret, token = (environment.get(name) for name in names)
+    if key_id and secret:
+        session = boto3.session.Session(key_id, secret, token)
+    else:
+        session = boto3.session.Session(profile_name=environment.get("AWS_PROFILE"))
     client = session.client(
         "s3",
         endpoint_url=place.endpoint or None,
-        region_name=session.region_name or _REGION,
+        region_name=place.region or session.region_name or _REGION,
         verify=environment.get("AWS_CA_BUNDLE") or None,
         config=Config(
             signature_version="s3v4",
@@ -78,7 +76,18 @@ def connect(place: Place, environment: Mapping[str, str]) -> Any:
         ),
     )
     client.meta.events.register("before-send.s3", begin_sending)
+    if place.endpoint:
+        client.meta.events.register("before-call.s3", _follow_no_redirect)
     return client
+
+
+def _follow_no_redirect(context: dict[str, Any], **_: object) -> None:
+    """Hook of botocore, which answers a redirect by asking AWS for the bucket's region.
+
+    A custom endpoint has none to tell; if it redirects everything (http to https, say), the
+    question is redirected too, and botocore goes round until the stack is full.
+    """
+    context["s3_redirect"] = {**context.get("s3_redirect", {}), "redirected": True}
 
 
 def _check_endpoint(endpoint: str, bucket: str) -> str:

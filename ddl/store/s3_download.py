@@ -144,17 +144,17 @@ class _Piece:
                 return
             raise
         with closing(reply["Body"]) as body:
-            self._take(reply, body.read, attempts.moved)
+            self._take(reply, body.read, attempts.received)
 
     def _take(
-        self, reply: dict[str, Any], read: Callable[[int], bytes], moved: Callable[[], None]
+        self, reply: dict[str, Any], read: Callable[[int], bytes], received: Callable[[], None]
     ) -> None:
         skip = self._start_of(reply)
         while self.done < self.stop:
             chunk = read(min(_READ_BYTES, skip or self.stop - self.done))
             if not chunk:
                 raise BadReplyError(f"{self.stop - self.done} bytes of {self.name} are missing")
-            moved()
+            received()
             if skip:
                 skip -= len(chunk)
                 continue

@@ -179,7 +179,11 @@ _FAILURES: Final[tuple[tuple[tuple[type[Exception], ...], Meaning], ...]] = (
     ),
     (
         (boto.ProxyConnectionError,),
-        Meaning(StoreUnavailableError, "{error}", "Check HTTPS_PROXY, HTTP_PROXY and NO_PROXY"),
+        Meaning(
+            StoreUnavailableError,
+            "the proxy does not answer: {error}",
+            "Check HTTPS_PROXY, HTTP_PROXY and NO_PROXY",
+        ),
     ),
     (
         (BadReplyError, ResponseParserError),
@@ -213,13 +217,20 @@ def status_of(error: ClientError) -> int:
 def judge(error: Exception, place: Place, clock: Clock) -> Verdict:
     """What `error` means. Messages never hold a credential."""
     retry_after_s = 0.0
-    fields: dict[str, object] = {**place._asdict(), "kind": type(error).__name__, "error": error}
+    endpoint = place.endpoint or "AWS S3"
+    fields: dict[str, object] = {
+        "bucket": place.bucket,
+        "endpoint": endpoint,
+        "region": place.region or "(default)",
+        "kind": type(error).__name__,
+        "error": error,
+    }
     if isinstance(error, ClientError):
         code, status = code_of(error), status_of(error)
         meaning = _BY_CODE.get(code) or _BY_STATUS.get(status)
         meaning = meaning or (_PASSING if status >= 500 else _ODD)
         said = error.response.get("Error", {}).get("Message", "")
-        fields["where"] = f"{place.endpoint} answered {status} {code}{said and f' ({said})'}"
+        fields["where"] = f"{endpoint} answered {status} {code}{said and f' ({said})'}"
         fields["skew"] = _skew(error, clock)
         retry_after_s = _retry_after_s(error, clock)
     elif isinstance(error, boto.SSLError) and "CERTIFICATE_VERIFY_FAILED" in str(error):

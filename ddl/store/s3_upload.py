@@ -56,10 +56,10 @@ class Uploader:
         md5 = b64encode(_md5(source)).decode()
 
         def action(client: Any, attempts: Attempts) -> Outcome:
-            with PartBody(source, 0, source.size, check=attempts.moved, progress=progress) as body:
+            with PartBody(source, 0, source.size, check=attempts.check, progress=progress) as body:
                 try:
                     request = {**target, **_condition(mode), "ContentMD5": md5}
-                    _etag(client.put_object(**request, Body=body))
+                    _field("ETag", client.put_object(**request, Body=body))
                 except ClientError as error:
                     if status_of(error) == 412:
                         return _taken(attempts)
@@ -73,7 +73,8 @@ class Uploader:
     ) -> Outcome:
         what = f"write {_where(target)}"
         upload_id = self._calls.run(
-            what, lambda client, _: client.create_multipart_upload(**target)["UploadId"]
+            what,
+            lambda client, _: _field("UploadId", client.create_multipart_upload(**target)),
         )
         upload = {**target, "UploadId": upload_id}
         outcome = None
@@ -99,10 +100,10 @@ class Uploader:
 
             def action(client: Any, attempts: Attempts) -> dict[str, Any]:
                 with PartBody(
-                    source, start, length, check=attempts.moved, progress=progress
+                    source, start, length, check=attempts.check, progress=progress
                 ) as body:
                     reply = client.upload_part(**upload, PartNumber=number, Body=body)
-                    return {"PartNumber": number, "ETag": _etag(reply)}
+                    return {"PartNumber": number, "ETag": _field("ETag", reply)}
 
             return self._calls.run(what, action, stop=stop, num_bytes=source.size)
 
@@ -119,12 +120,9 @@ def _complete(
     client: Any,
     attempts: Attempts,
 ) -> Outcome:
+    request = {**upload, "MultipartUpload": {"Parts": parts}, **_condition(mode)}
     try:
-        _etag(
-            client.complete_multipart_upload(
-                **upload, MultipartUpload={"Parts": parts}, **_condition(mode)
-            )
-        )
+        _field("ETag", client.complete_multipart_upload(**request))
     except ClientError as error:
         if status_of(error) == 412:
             return _taken(attempts)
@@ -149,11 +147,11 @@ def _md5(source: Source) -> bytes:
     return digest.digest()
 
 
-def _etag(reply: dict[str, Any]) -> str:
-    """The ETag of a write. Without one, something else than the store has said "200 OK"."""
-    if "ETag" not in reply:
-        raise BadReplyError("a write was acknowledged without an ETag")
-    return str(reply["ETag"])
+def _field(name: str, reply: dict[str, Any]) -> str:
+    """A field of a reply to a write. Without it, something else than the store said "200 OK"."""
+    if name not in reply:
+        raise BadReplyError(f"a write was acknowledged without its {name}")
+    return str(reply[name])
 
 
 def _where(target: dict[str, str]) -> str:
