@@ -10,6 +10,7 @@ from ddl.config import RoundSettings, Settings, StopSettings
 from ddl.protocol.records import (
     Amount,
     Fact,
+    FragmentState,
     Handin,
     Head,
     Health,
@@ -156,7 +157,9 @@ def view(**changes: Any) -> View:
             committed_at=NOW - 2,
             shares={"anna": 0.5, "bert": 0.25, "dora": 0.25},
         ),
-        fragments=(),
+        fragments=tuple(
+            FragmentState(fragment=p, version=7, line=0, published=REF) for p in range(2)
+        ),
         rounds=(
             Round(
                 fragment=1,

@@ -1,0 +1,70 @@
+"""What every command brings in, and its help."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+import typer.main
+from typer.testing import CliRunner
+
+from ddl_cli.app import app
+
+
+def walk(node: object, words: list[str]) -> Iterator[list[str]]:
+    """Every command and group below `node`, as the words one types."""
+    yield words
+    for name, child in getattr(node, "commands", {}).items():
+        yield from walk(child, [*words, name])
+
+
+COMMANDS = list(walk(typer.main.get_command(app), []))
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
+def test_every_command_has_help(words: list[str]) -> None:
+    """With -h as with --help: exit code 0, a sentence on what it does, and its options."""
+    for option in ("-h", "--help"):
+        shown = CliRunner().invoke(app, [*words, option])
+        assert shown.exit_code == 0
+        assert "Usage" in shown.output
+        described = [line for line in shown.output.splitlines() if line.strip().endswith(".")]
+        assert described
+
+
+def modules_after(*arguments: str) -> set[str]:
+    """All modules that `ddl ARGUMENTS` imports, whatever it ends with."""
+    program = (
+        "import sys, ddl_cli.app\n"
+        f"sys.argv = ['ddl', *{list(arguments)!r}]\n"
+        "try:\n    ddl_cli.app.main()\n"
+        "finally:\n    print('\\n'.join(sys.modules), file=sys.stderr)\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    modules = set(ended.stderr.splitlines())
+    assert "ddl_cli.app" in modules, ended.stderr
+    return modules
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
+def test_help_brings_in_neither_torch_nor_a_client(words: list[str]) -> None:
+    """torch alone would take two seconds; help needs no connection either."""
+    assert modules_after(*words, "--help").isdisjoint({"torch", "redis", "boto3", "numpy"})
+
+
+def test_status_never_brings_in_torch(
+    published: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """From Redis and from a store alike; boto3 only for s3://."""
+    assert modules_after("status", published, "--once").isdisjoint({"torch", "boto3", "numpy"})
+    store = tmp_path_factory.mktemp("store").as_uri()
+    assert modules_after("status", f"{store}/demo").isdisjoint({"torch", "boto3", "numpy"})

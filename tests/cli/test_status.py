@@ -1,0 +1,217 @@
+"""`ddl status` against a real server: what it prints, where, and with which exit code."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from ddl.embedded import EmbeddedRedis
+from ddl.protocol.keys import ObjectKeys
+from ddl.protocol.records import RunSnapshot
+from ddl.protocol.wire import canonical
+from ddl.store.local import LocalStore
+from tests.cli.conftest import publish
+from tests.views import fact, run_record
+
+DDL = [sys.executable, "-m", "ddl_cli"]
+PATIENCE_S = 30.0
+
+
+def status(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*DDL, "status", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+        env={**os.environ, **environment},
+    )
+
+
+def test_not_a_terminal_prints_one_plain_table(published: str) -> None:
+    """Without --once too: no control codes, and it ends."""
+    shown = status(published)
+    assert shown.returncode == 0
+    assert "\x1b" not in shown.stdout
+    assert re.search(r"^anna +training", shown.stdout, re.MULTILINE)
+    assert "version 15" in shown.stdout
+    assert shown.stderr == ""
+
+
+def test_json_is_one_snapshot(published: str) -> None:
+    """One document, the RunSnapshot record, and nothing else on stdout."""
+    shown = status(published, "--json")
+    assert shown.returncode == 0
+    snapshot = msgspec.json.decode(shown.stdout, type=RunSnapshot, strict=True)
+    assert snapshot.schema == 1
+    assert snapshot.run.global_version == 15
+    assert [learner.id for learner in snapshot.learners] == ["anna"]
+    assert snapshot.services["redis"].ok
+
+
+def test_watch_with_json_is_a_line_each(published: str) -> None:
+    """N looks, N lines, each of them a whole document."""
+    shown = status(published, "--json", "--watch", "3", "--interval", "0.1")
+    lines = shown.stdout.splitlines()
+    assert len(lines) == 3
+    snapshots = [msgspec.json.decode(line, type=RunSnapshot) for line in lines]
+    assert snapshots[0].taken_at < snapshots[1].taken_at < snapshots[2].taken_at
+
+
+def test_watch_in_a_log_is_a_line_per_event(redis_url: str) -> None:
+    """Every event once, and where the run stands; no table, no control codes."""
+    publish(redis_url, facts=(fact(5, "x", "first thing"), fact(4, "x", "second thing")))
+    shown = status("demo", "--redis", redis_url, "--watch", "3", "--interval", "0.1")
+    lines = shown.stdout.splitlines()
+    assert [line[9:] for line in lines[:2]] == ["first thing", "second thing"]
+    assert "version 15 (40%)" in lines[2]
+    assert len(lines) == 3
+
+
+def test_once_and_watch_exclude_each_other(published: str) -> None:
+    """A usage error, before anything is asked of Redis."""
+    shown = status(published, "--once", "--watch", "3")
+    assert shown.returncode == 2
+    assert "exclude" in shown.stderr
+
+
+@pytest.mark.parametrize("variable", [("NO_COLOR", "1"), ("TERM", "dumb")])
+def test_plain_terminals_get_no_colours(published: str, variable: tuple[str, str]) -> None:
+    """On a terminal with NO_COLOR no colour is set; on a dumb one nothing is redrawn at all."""
+    shown, code = on_terminal([*DDL, "status", published, "--once"], dict([variable]))
+    assert code == 0
+    assert re.search(r"anna +(\x1b\[[0-9;]*m)*training", shown)
+    assert not re.search(r"\x1b\[(?:[0-9]+;)*3[0-7]m", shown)
+
+
+def test_a_live_view_restores_the_terminal_on_ctrl_c(published: str) -> None:
+    """The cursor is shown again, the last picture stays, and the exit code is 130."""
+    shown, code = on_terminal(
+        [*DDL, "status", published, "--interval", "0.1"],
+        {"TERM": "xterm"},
+        interrupt_when=lambda text: text.count("anna") >= 3,
+    )
+    assert code == 130
+    assert shown.rindex("\x1b[?25h") > shown.rindex("\x1b[?25l")
+    assert "Traceback" not in shown
+
+
+def test_a_closed_pipe_is_no_traceback(published: str) -> None:
+    """`ddl status --watch 0 | head -1` ends soon, without a word on stderr."""
+    command = f"{' '.join(DDL)} status '{published}' --watch 0 --interval 0.1 --json | head -1"
+    shown = subprocess.run(
+        ["bash", "-c", command], capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
+    assert len(shown.stdout.splitlines()) == 1
+    assert shown.stderr == ""
+
+
+def test_it_survives_a_redis_that_goes_away(own_redis: EmbeddedRedis) -> None:
+    """It says so, goes on, and says when it is back."""
+    publish(own_redis.url)
+    process = subprocess.Popen(
+        [*DDL, "status", "demo", "--redis", own_redis.url, "--watch", "0", "--interval", "0.1"],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        lines = iter(process.stdout.readline, "")
+        assert next(line for line in lines if "version 15" in line)
+        own_redis.stop()
+        assert next(line for line in lines if "cannot be reached" in line)
+        own_redis.start()
+        assert next(line for line in lines if "Redis is back" in line)
+    finally:
+        process.send_signal(signal.SIGINT)
+        assert process.wait(PATIENCE_S) == 130
+        assert process.stdout is not None
+        process.stdout.close()
+
+
+def test_an_unreachable_redis_is_three(tmp_path: Path) -> None:
+    """One sentence with the address and a cure; no traceback, nothing on stdout."""
+    shown = status("demo", "--redis", "redis://:secret@127.0.0.1:1/0")
+    assert shown.returncode == 3
+    assert "127.0.0.1:1" in shown.stderr
+    assert "secret" not in shown.stderr
+    assert "Traceback" not in shown.stderr
+    assert shown.stdout == ""
+
+
+def test_an_unknown_run_is_one(redis_url: str) -> None:
+    """Redis answers, but has no such run."""
+    shown = status("nobody", "--redis", redis_url)
+    assert shown.returncode == 1
+    assert "does not know the run 'nobody'" in shown.stderr
+
+
+def test_a_run_that_cannot_be_named_is_two() -> None:
+    """A settings error, with the rule."""
+    assert status("No_Such_Name").returncode == 2
+    assert status("demo").returncode == 2  # no Redis is named anywhere
+
+
+def test_the_store_tells_when_redis_does_not(tmp_path: Path, redis_url: str) -> None:
+    """Redis empty: the newest record in the store, exit code 0. Redis away: the same, and 3."""
+    store = LocalStore(tmp_path / "store")
+    store.put(ObjectKeys("demo").run_record, canonical(run_record()), mode="create")
+    address = f"{store.url}/demo"
+    alone = status(address)
+    assert alone.returncode == 0
+    assert "version 0" in alone.stdout
+    empty = status(address, "--redis", redis_url)
+    assert empty.returncode == 0
+    assert "does not know this run" in empty.stdout
+    away = status("demo", "--redis", "redis://127.0.0.1:1/0", "--store", store.url)
+    assert away.returncode == 3
+    assert "cannot be reached" in away.stdout
+
+
+def test_a_store_without_the_run_is_said(tmp_path: Path) -> None:
+    """Neither place knows it."""
+    shown = status(f"{(tmp_path / 'store').as_uri()}/demo")
+    assert shown.returncode == 1
+    assert "there is no run 'demo'" in shown.stderr
+
+
+def on_terminal(
+    command: list[str],
+    environment: dict[str, str],
+    *,
+    interrupt_when: Callable[[str], bool] = lambda _: False,
+) -> tuple[str, int]:
+    """Run a command on a terminal of its own; all that it wrote, and its exit code.
+
+    Ctrl-C is typed once, when what was written so far says so.
+    """
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.execvpe(command[0], command, {**os.environ, "TERM": "xterm", **environment})
+    written = b""
+    interrupted = False
+    deadline = time.monotonic() + PATIENCE_S
+    while time.monotonic() < deadline:
+        try:
+            part = os.read(terminal, 65536)
+        except OSError:  # Linux says so when the other side has closed
+            break
+        if not part:
+            break
+        written += part
+        if not interrupted and interrupt_when(written.decode(errors="replace")):
+            interrupted = True
+            os.write(terminal, b"\x03")
+    os.close(terminal)
+    _, ended = os.waitpid(pid, 0)
+    return written.decode(errors="replace"), os.waitstatus_to_exitcode(ended)
