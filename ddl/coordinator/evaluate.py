@@ -1,65 +1,116 @@
-"""Measuring an exported model with the task that trained it."""
+"""Measuring versions of a model with the task that trained it."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
+from torch import Tensor
 
-from ddl.config import Settings
+from ddl.config import Scalar, Settings
 from ddl.errors import IntegrityError, TaskError
 from ddl.merge.inspect import describe_model
 from ddl.task import TaskContext, load_task
 
 
-def evaluate_file(
-    weights: Path, *, task_file: Path, settings: Settings, device: torch.device | None = None
-) -> dict[str, float]:
-    """What the task's `evaluate` says of the weights in an exported safetensors file.
+class Evaluator:
+    """A task, built once, to measure any number of versions with.
 
     Args:
-        weights: a whole model under canonical names, as `export_model` writes it.
         task_file: the task; it builds the model and holds the measure.
         settings: of the run.
         device: where to measure; the CPU by default.
-    Raises:
-        TaskError: the task has no `evaluate`, or something in it raises.
-        IntegrityError: the file cannot be read, or holds another model.
+        args: overrides of `[task.args]`.
+    Raises: TaskError: the task has no `evaluate`, or cannot be built.
     """
-    device = device or torch.device("cpu")
-    context = TaskContext(
-        run=settings.run.name,
-        seed=settings.run.seed,
-        purpose="evaluate",
-        learner=None,
-        incarnation=0,
-        data_seed=settings.run.seed,
-        device=device,
-        rank=0,
-        world_size=1,
-        args=settings.task.args,
-    )
-    task = load_task(task_file, context)
-    if task.evaluate is None:
-        raise TaskError(
-            f"{task_file}: the task has no `evaluate`",
-            hint="Give ddl.Task(evaluate=lambda model: {'loss': ...})",
+
+    def __init__(
+        self,
+        task_file: Path,
+        settings: Settings,
+        *,
+        device: torch.device | None = None,
+        args: Mapping[str, Scalar] | None = None,
+    ) -> None:
+        self._seed = settings.run.seed
+        context = TaskContext(
+            run=settings.run.name,
+            seed=self._seed,
+            purpose="evaluate",
+            learner=None,
+            incarnation=0,
+            data_seed=self._seed,
+            device=device or torch.device("cpu"),
+            rank=0,
+            world_size=1,
+            args={**settings.task.args, **(args or {})},
         )
+        task = load_task(task_file, context)
+        if task.evaluate is None:
+            raise TaskError(
+                f"{task_file}: the task has no `evaluate`",
+                hint="Give ddl.Task(evaluate=lambda model: {'loss': ...})",
+            )
+        self._file = task_file
+        self._model = task.model
+        self._evaluate = task.evaluate
+        description = describe_model(task.model)
+        self._tensors = {**description.tensors, **description.frozen}
+
+    def measure(self, weights: Mapping[str, Tensor], *, what: str) -> dict[str, float]:
+        """What the task's `evaluate` says of these weights: equal weights give equal numbers.
+
+        Args:
+            weights: a whole model under canonical names.
+            what: names it in an error.
+        Raises:
+            TaskError: `evaluate` raises, or gives anything but numbers by name.
+            IntegrityError: it is another model.
+        """
+        self._load(weights, what)
+        self._model.eval()
+        with torch.random.fork_rng():  # a measure may draw samples: the same ones for every version
+            torch.manual_seed(self._seed)
+            try:
+                measures = self._evaluate(self._model)
+                return {name: float(value) for name, value in measures.items()}
+            except Exception as error:
+                raise TaskError(
+                    f"{self._file}: `evaluate` raised {type(error).__name__}: {error}",
+                    hint="`ddl --debug ...` shows the whole traceback",
+                ) from error
+
+    def _load(self, weights: Mapping[str, Tensor], what: str) -> None:
+        if weights.keys() != self._tensors.keys():
+            different = sorted(weights.keys() ^ self._tensors.keys())
+            raise IntegrityError(
+                f"{what} does not hold the task's model: {different[0]!r} is in one of them only",
+                hint="Use the task file and the arguments of the run",
+            )
+        with torch.no_grad():
+            for name, tensor in self._tensors.items():
+                if weights[name].shape != tensor.shape:
+                    raise IntegrityError(
+                        f"{what} does not hold the task's model: {name!r} is "
+                        f"{tuple(weights[name].shape)} in it, {tuple(tensor.shape)} in the task",
+                        hint="Use the task file and the arguments of the run",
+                    )
+                tensor.copy_(weights[name])
+
+
+def evaluate_file(
+    weights: Path, *, task_file: Path, settings: Settings, device: torch.device | None = None
+) -> dict[str, float]:
+    """`Evaluator.measure` of an exported safetensors file, as `export_model` writes it.
+
+    Raises: TaskError; IntegrityError: the file cannot be read, or holds another model.
+    """
+    evaluator = Evaluator(task_file, settings, device=device)
     try:
         found = load_file(weights)
     except (OSError, SafetensorError) as error:
         raise IntegrityError(f"{weights} cannot be read: {error}") from error
-    description = describe_model(task.model)
-    tensors = {**description.tensors, **description.frozen}
-    if found.keys() != tensors.keys():
-        different = sorted(found.keys() ^ tensors.keys())
-        raise IntegrityError(
-            f"{weights} does not hold the task's model: {different[0]!r} is in one of them only"
-        )
-    with torch.no_grad():
-        for name, tensor in tensors.items():
-            tensor.copy_(found[name])
-    task.model.eval()
-    return {name: float(value) for name, value in task.evaluate(task.model).items()}
+    return evaluator.measure(found, what=str(weights))

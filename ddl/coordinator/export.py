@@ -14,7 +14,6 @@ from ddl.codec.frame import TensorPlan, plan_frame, read_frame
 from ddl.coordinator.history import History
 from ddl.coordinator.payloads import Payloads
 from ddl.core.log import LogState
-from ddl.errors import ConfigError
 from ddl.protocol.records import RunRecord
 from ddl.protocol.wire import SCHEMA, canonical
 from ddl.store.base import Store
@@ -52,14 +51,12 @@ def export_model(store: Store, run_name: str, out: Path, *, at: int | None = Non
             that is not kept any more) or damaged; StoreError, also for the disk of `out`.
     """
     history = History(store, run_name)
-    run = history.run_record()
-    if run is None:
-        raise ConfigError(f"there is no run {run_name!r} in {store.url}")
+    run = history.existing_run()
     log = history.fold(run) if at is None else history.fold_to(run, at)
     path = out / f"{run.name}-v{log.global_version:08d}.safetensors"
     with disk_errors(f"cannot make {out}", out):
         out.mkdir(parents=True, exist_ok=True)
-    _write(path, run, log, dict(_tensors(store, run, log)))
+    _write(path, run, log, dict(model_tensors(store, run, log)))
     with disk_errors(f"cannot read {path}", out):
         digest, size = sha256_file(path), path.stat().st_size
     return Export(
@@ -73,7 +70,11 @@ def export_model(store: Store, run_name: str, out: Path, *, at: int | None = Non
     )
 
 
-def _tensors(store: Store, run: RunRecord, log: LogState) -> Iterator[tuple[str, Tensor]]:
+def model_tensors(store: Store, run: RunRecord, log: LogState) -> Iterator[tuple[str, Tensor]]:
+    """Every tensor of the model that `log` ends with, under its canonical name.
+
+    Raises: IntegrityError, StoreError.
+    """
     payloads = Payloads.of(store, run)
     published = torch_dtype(run.settings.fragments.publish_dtype, of="the model")
     for fragment, head in enumerate(log.fragments):

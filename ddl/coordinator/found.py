@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import msgspec
 
 from ddl.codec.digest import sha256
-from ddl.codec.frame import read_frame
+from ddl.codec.frame import Buffer, read_frame
 from ddl.errors import IntegrityError, ObjectNotFoundError, ProtocolError
 from ddl.protocol import wire
 from ddl.protocol.keys import ObjectKeys, handin_field
@@ -37,17 +37,20 @@ def find_contributions(store: Store, run: str, receipted: Mapping[str, int]) -> 
         id_ = HandinId(*parsed)
         field = handin_field(id_.learner, id_.incarnation, id_.fragment)
         if id_.seq == receipted.get(field, 0) + 1:
-            handin = _announcement(store, info.key)
-            if handin is not None and handin.id == id_:
+            try:
+                handin = announcement(info.key, store.get(info.key))
+            except (ObjectNotFoundError, IntegrityError, ProtocolError):
+                continue
+            if handin.id == id_:
                 found.append(handin)
     return found
 
 
-def _announcement(store: Store, key: str) -> Handin | None:
-    try:
-        data = store.get(key)
-        handin = wire.parse(read_frame(data).metadata, Handin, what=key)
-    except (ObjectNotFoundError, IntegrityError, ProtocolError):
-        return None
+def announcement(key: str, data: Buffer) -> Handin:
+    """The announcement that a contribution's payload repeats, naming that payload.
+
+    Raises: IntegrityError, ProtocolError: it cannot be read.
+    """
+    handin = wire.parse(read_frame(data).metadata, Handin, what=key)
     ref = ObjectRef(key=key, bytes=len(data), sha256=sha256(data))
     return msgspec.structs.replace(handin, payload=ref)

@@ -8,10 +8,16 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from ddl.core.log import CHECKPOINT_EVERY, LogState
-from ddl.errors import ConfigError, IntegrityError, ObjectNotFoundError, ProtocolError
+from ddl.errors import (
+    ConfigError,
+    IntegrityError,
+    ObjectNotFoundError,
+    ProtocolError,
+    RefusedError,
+)
 from ddl.protocol import wire
 from ddl.protocol.keys import ObjectKeys
-from ddl.protocol.records import LogRecord, RunRecord
+from ddl.protocol.records import LogRecord, Removal, RunRecord
 from ddl.store.base import Store
 from ddl.store.search import last_present
 
@@ -21,6 +27,28 @@ class Entry(NamedTuple):
 
     record: LogRecord
     digest: str
+
+
+def parse_run_record(data: bytes, key: str) -> RunRecord:
+    """Read `run.json`. Raises: ProtocolError; RefusedError if the run is being removed."""
+    try:
+        return wire.parse(data, RunRecord, what=key)
+    except ProtocolError:
+        removal = parse_removal(data)
+        if removal is None:
+            raise
+    raise RefusedError(
+        f"run {removal.removed_run!r} is being removed, by {removal.who}",
+        hint=f"`ddl rm {removal.removed_run}` finishes it",
+    )
+
+
+def parse_removal(data: bytes) -> Removal | None:
+    """The note that stands in place of a `run.json`; None if it is anything else."""
+    try:
+        return wire.parse(data, Removal, what="removal")
+    except ProtocolError:
+        return None
 
 
 class History:
@@ -38,12 +66,25 @@ class History:
     # ---- reading ----------------------------------------------------------------------------
 
     def run_record(self) -> RunRecord | None:
-        """Record 0, or None if there is no such run. Raises: ProtocolError."""
+        """Record 0, or None if there is no such run.
+
+        Raises: ProtocolError; RefusedError if the run is being removed.
+        """
         try:
-            data = self._store.get(self._keys.run_record)
+            data = bytes(self._store.get(self._keys.run_record))
         except ObjectNotFoundError:
             return None
-        return wire.parse(bytes(data), RunRecord, what=self._keys.run_record)
+        return parse_run_record(data, self._keys.run_record)
+
+    def existing_run(self) -> RunRecord:
+        """Record 0. Raises: ConfigError if there is no such run; otherwise as `run_record`."""
+        run = self.run_record()
+        if run is None:
+            raise ConfigError(
+                f"there is no run {self._keys.run!r} in {self._store.url}",
+                hint="`ddl runs --store URL` lists those that are there",
+            )
+        return run
 
     def read(self, seq: int) -> Entry | None:
         """Record `seq` >= 1, or None if it is not written yet. Raises: ProtocolError."""

@@ -21,6 +21,7 @@ from ddl.codec.fragment import (
     encode_outer,
 )
 from ddl.codec.frame import Buffer
+from ddl.codec.payload import Encoded
 from ddl.core.log import FragmentHead
 from ddl.errors import IntegrityError, ObjectNotFoundError
 from ddl.protocol.keys import ObjectKeys
@@ -77,11 +78,20 @@ class Payloads:
 
         Raises: TaskError: values that are not finite; the tensor is named.
         """
+        return self._put(*self.encode_fragment(fragment, version, weights, buffers))
+
+    def encode_fragment(
+        self,
+        fragment: int,
+        version: int,
+        weights: Mapping[str, Tensor],
+        buffers: Mapping[str, Tensor],
+    ) -> tuple[ObjectRef, Buffer]:
+        """What `put_fragment` would put, and under which name. Raises: TaskError."""
         metadata = self._metadata("fragment", fragment, version)
         specs = self.specs(fragment)
         encoded = encode_fragment(specs, weights, buffers, self._dtype, metadata)
-        key = self._keys.fragment(fragment, version, encoded.sha256)
-        return self._put(key, encoded.buffer, encoded.sha256)
+        return _named(self._keys.fragment(fragment, version, encoded.sha256), encoded)
 
     def fragment(self, fragment: int, ref: ObjectRef) -> Fragment:
         """Read one version. Raises: IntegrityError."""
@@ -96,12 +106,15 @@ class Payloads:
 
     def put_outer(self, fragment: int, version: int, base: Base) -> ObjectRef:
         """Store the outer state that belongs to a version."""
+        return self._put(*self.encode_outer(fragment, version, base))
+
+    def encode_outer(self, fragment: int, version: int, base: Base) -> tuple[ObjectRef, Buffer]:
+        """What `put_outer` would put, and under which name."""
         assert base.momentum is not None, "after a step there is momentum"
         metadata = self._metadata("outer", fragment, version)
         master = base.master if self.keeps_master else None
         encoded = encode_outer(self.specs(fragment), base.momentum, master, metadata)
-        key = self._keys.outer(fragment, version, encoded.sha256)
-        return self._put(key, encoded.buffer, encoded.sha256)
+        return _named(self._keys.outer(fragment, version, encoded.sha256), encoded)
 
     def base(self, fragment: int, head: FragmentHead) -> Base:
         """Read what the next merge of a fragment starts from. Raises: IntegrityError."""
@@ -135,9 +148,9 @@ class Payloads:
             )
         return data
 
-    def _put(self, key: str, data: Buffer, digest: str) -> ObjectRef:
-        self._store.put(key, data)
-        return ObjectRef(key=key, bytes=len(data), sha256=digest)
+    def _put(self, ref: ObjectRef, data: Buffer) -> ObjectRef:
+        self._store.put(ref.key, data)
+        return ref
 
     def _metadata(self, kind: str, fragment: int, version: int) -> bytes:
         return canonical(
@@ -149,3 +162,8 @@ class Payloads:
                 "version": version,
             }
         )
+
+
+def _named(key: str, encoded: Encoded) -> tuple[ObjectRef, Buffer]:
+    ref = ObjectRef(key=key, bytes=len(encoded.buffer), sha256=encoded.sha256)
+    return ref, encoded.buffer

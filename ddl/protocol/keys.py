@@ -21,6 +21,8 @@ RUNS: Final = "ddl:runs"
 
 _CONTRIBUTION = re.compile(r"([^/]+)/(\d{6,})/f(\d{4,})-(\d{8,})-[0-9a-f]+\.safetensors")
 
+_NUMBERED = re.compile(r"(\d{12,})\.json")
+
 
 def probe(token: str) -> str:
     """Object key of a short-lived probe of the store itself; "_" keeps it apart from all runs."""
@@ -43,13 +45,27 @@ class ObjectKeys:
         """Record 0. Create-once; written last at genesis, so its presence means a whole run."""
         return f"{self.run}/run.json"
 
+    @property
+    def commits(self) -> str:
+        return f"{self.run}/commits/"
+
     def commit(self, seq: int) -> str:
         """Log record `seq` >= 1. Create-once, dense, never deleted."""
         return f"{self.run}/commits/{seq:012d}.json"
 
+    @property
+    def checkpoints(self) -> str:
+        return f"{self.run}/checkpoints/"
+
     def checkpoint(self, seq: int) -> str:
         """The log folded up to `seq`. Derived: may be deleted, is written whole."""
         return f"{self.run}/checkpoints/{seq:012d}.json"
+
+    @staticmethod
+    def parse_seq(key: str) -> int | None:
+        """The number of a record's or checkpoint's key; None for another key."""
+        match = _NUMBERED.fullmatch(key.rpartition("/")[2])
+        return int(match[1]) if match else None
 
     @property
     def joins(self) -> str:

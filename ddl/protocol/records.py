@@ -114,6 +114,18 @@ class RunRecord(Record, frozen=True, kw_only=True):
     frozen: ObjectRef | None = None
 
 
+class Removal(Record, frozen=True, kw_only=True):
+    """Stands in place of `run.json` while `ddl rm` deletes the run's objects.
+
+    No reader takes it for a run, and the name stays taken until all is gone.
+    """
+
+    schema: int = SCHEMA
+    removed_run: str
+    removed_at: float
+    who: str
+
+
 Fate = Literal["merged", "refused", "expired", "lost", "rolled_back"]
 FATES: tuple[Fate, ...] = ("merged", "refused", "expired", "lost", "rolled_back")
 
