@@ -18,15 +18,6 @@ from ddl.protocol.records import Handin, HandinId
 from ddl.protocol.wire import canonical, parse
 
 
-def default_root() -> Path:
-    """Where spools lie unless `DDL_SPOOL` says otherwise: the user's state folder."""
-    given = os.environ.get("DDL_SPOOL")
-    if given:
-        return Path(given)
-    state = os.environ.get("XDG_STATE_HOME")
-    return (Path(state) if state else Path.home() / ".local" / "state") / "ddl" / "spool"
-
-
 class Spool:
     """The spool of one learner of one run: `<root>/<run>-<lineage>/<learner>/`.
 
@@ -65,9 +56,11 @@ class Spool:
         return path
 
     def drop(self, id_: HandinId) -> None:
-        """Forget one contribution: it has its receipt."""
+        """Forget one contribution: it has its receipt. The announcement goes first, since a
+        payload without one does not count."""
         self._record(id_).unlink(missing_ok=True)
-        self.payload(id_).unlink(missing_ok=True)
+        for path in (self.payload(id_), self.payload(id_).with_suffix(".part")):
+            path.unlink(missing_ok=True)
 
     def waiting(self) -> Iterator[Handin]:
         """Every whole contribution, oldest first; what is not whole is removed."""
@@ -80,7 +73,9 @@ class Spool:
             try:
                 handin = parse(path.read_bytes(), Handin, what=f"spooled announcement {path}")
             except ProtocolError:
-                path.unlink(missing_ok=True)  # of another version of ddl: nobody can use it
+                # of another version of ddl, or damaged: nobody can use it
+                path.with_suffix(".safetensors").unlink(missing_ok=True)
+                path.unlink(missing_ok=True)
                 continue
             yield handin
 
