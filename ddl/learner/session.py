@@ -26,8 +26,9 @@ from ddl.errors import (
     RegistryUnavailableError,
 )
 from ddl.journal import Journal
-from ddl.learner.spool import Spool, default_root
+from ddl.learner.spool import Spool
 from ddl.names import check_learner_id
+from ddl.places import spool_root
 from ddl.protocol.address import parse_address, safe_url
 from ddl.protocol.keys import ObjectKeys
 from ddl.protocol.records import Fact, LearnerRecord, RunEntry
@@ -143,7 +144,7 @@ def open_session(options: JoinOptions, *, clock: Clock | None = None) -> Session
         store=store,
         keys=keys,
         spool=Spool(
-            options.spool or default_root(), run=run, lineage=entry.run.lineage, learner=learner
+            options.spool or spool_root(), run=run, lineage=entry.run.lineage, learner=learner
         ),
         clock=clock,
         server=server,
