@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
+from ddl.errors import StoreUnavailableError
 from ddl.store.base import Body, Mode, ObjectInfo, Progress, Store
 
 
@@ -50,6 +51,9 @@ class HookedStore:
     def list(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:
         return self._store.list(prefix, start_after=start_after)
 
+    def folders(self) -> Iterator[str]:
+        return self._store.folders()
+
     def delete(self, keys: Iterable[str]) -> None:
         self._store.delete(keys)
 
@@ -68,3 +72,11 @@ class CarelessStore(HookedStore):
     ) -> bool:
         del mode
         return super().put(key, body, mode="plain", progress=progress)
+
+
+class SilentStore(HookedStore):
+    """One that gives no answer to any read of an object."""
+
+    def get(self, key: str, *, progress: Progress | None = None) -> bytearray:
+        del progress
+        raise StoreUnavailableError(f"no answer for {key}")

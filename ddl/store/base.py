@@ -99,6 +99,14 @@ class Store(Protocol):
         """
         ...
 
+    def folders(self) -> Iterator[str]:
+        """First parts of the keys that have more than one, each once, in no given order.
+
+        So the runs of a store are found without listing all their objects. A folder that has been
+        emptied may still be named (SeaweedFS keeps it for a while). Raises: StoreError.
+        """
+        ...
+
     def delete(self, keys: Iterable[str]) -> None:
         """Delete objects; a key that is not there is no error. Raises: StoreError."""
         ...

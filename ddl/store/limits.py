@@ -89,6 +89,9 @@ class LimitedStore:
     def list(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:
         return self._store.list(prefix, start_after=start_after)
 
+    def folders(self) -> Iterator[str]:
+        return self._store.folders()
+
     def delete(self, keys: Iterable[str]) -> None:
         self._store.delete(keys)
 

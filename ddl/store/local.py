@@ -113,6 +113,12 @@ class LocalStore:
         with self._errors(f"cannot list {prefix}*"):
             yield from self._walk(self._root, "", prefix, start_after)
 
+    def folders(self) -> Iterator[str]:
+        with self._errors("cannot list the folders"), os.scandir(self._root) as found:
+            for entry in found:
+                if entry.is_dir() and not entry.name.startswith("."):
+                    yield entry.name
+
     def delete(self, keys: Iterable[str]) -> None:
         for key in keys:
             path = self._path(key)
@@ -158,7 +164,12 @@ class LocalStore:
         if folder == self._root or folder.is_dir():
             return
         self._make_folders(folder.parent)
-        folder.mkdir(exist_ok=True)
+        try:
+            folder.mkdir()
+        except FileExistsError:
+            if folder.is_file():
+                raise
+            return  # made by another process, which may prune it again: `_publish` goes on then
         sync_folder(folder.parent)
 
     def _prune(self, folder: Path) -> None:

@@ -98,11 +98,8 @@ class S3Store:
         return ObjectInfo(key, found["ContentLength"], found["LastModified"].timestamp())
 
     def list(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:
-        where = {"Bucket": self._bucket, "Prefix": self._prefix + prefix}
-        page = {"StartAfter": self._prefix + start_after} if start_after else {}
-        what = f"list {self.url}/{prefix}*"
-        while True:
-            reply = self._calls.run(what, partial(_list_page, {**where, **page}))
+        after = {"StartAfter": self._prefix + start_after} if start_after else {}
+        for reply in self._pages(prefix, after):
             for found in reply.get("Contents", ()):
                 if not found["Key"].endswith("/"):  # a "folder" made by a console
                     yield ObjectInfo(
@@ -110,9 +107,11 @@ class S3Store:
                         found["Size"],
                         found["LastModified"].timestamp(),
                     )
-            if not reply["IsTruncated"]:
-                return
-            page = {"ContinuationToken": reply["NextContinuationToken"]}
+
+    def folders(self) -> Iterator[str]:
+        for reply in self._pages("", {"Delimiter": "/"}):
+            for found in reply.get("CommonPrefixes", ()):
+                yield found["Prefix"].removeprefix(self._prefix).rstrip("/")
 
     def delete(self, keys: Iterable[str]) -> None:
         """One request a key: what deletes many at once wants a checksum that stores differ about."""
@@ -147,6 +146,18 @@ class S3Store:
 
     def _name(self, key: str) -> str:
         return self._prefix + check_key(key)
+
+    def _pages(self, prefix: str, request: Mapping[str, str]) -> Iterator[dict[str, Any]]:
+        """Replies to a listing, page by page."""
+        where = {"Bucket": self._bucket, "Prefix": self._prefix + prefix, **request}
+        what = f"list {self.url}/{prefix}*"
+        while True:
+            reply = self._calls.run(what, partial(_list_page, where))
+            yield reply
+            if not reply["IsTruncated"]:
+                return
+            where.pop("StartAfter", None)
+            where["ContinuationToken"] = reply["NextContinuationToken"]
 
     def _holds(self, key: str, source: Source) -> bool:
         """Whether the object is what we wanted to write: then a lost reply was a success."""

@@ -214,6 +214,15 @@ def test_list_of_a_folder_is_in_key_order(store: Store) -> None:
         assert keys_of(store, "run/commits/", start_after=after) == expected, after
 
 
+def test_folders_are_the_first_parts_of_keys(store: Store) -> None:
+    """Each once, however much lies under it; an object that lies under none gives none."""
+    for key in ("a/1", "a/b/2", "ab/3", "single"):
+        store.put(key, b"x")
+    assert sorted(store.folders()) == ["a", "ab"]
+    store.delete(["a/1", "a/b/2"])
+    assert "ab" in store.folders()
+
+
 def test_list_says_size_and_time(store: Store) -> None:
     """A listing knows the size and, within a day of ours, the time of an object."""
     store.put("run/x", b"12345")
