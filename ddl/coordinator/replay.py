@@ -1,0 +1,138 @@
+"""Merging kept contributions once more: the same inputs must give the same bytes (design 7, 6).
+
+Every step is replayed from the outer state that the log names for the version before it, so one
+that differs does not make all later ones differ.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import NamedTuple
+
+from ddl.coordinator.audit import Merge
+from ddl.coordinator.found import announcement
+from ddl.coordinator.gate import Passed, check_payload
+from ddl.coordinator.payloads import Base, Payloads
+from ddl.errors import IntegrityError, ObjectNotFoundError, ProtocolError, TaskError
+from ddl.merge.step import KERNEL, Offer, merge_fragment
+from ddl.protocol.keys import ObjectKeys
+from ddl.protocol.records import HandinId, ObjectRef, Receipt, RunRecord
+from ddl.store.base import Store
+
+
+class Replayed(NamedTuple):
+    """Outcome of one step: it gave the same bytes if both sentences are empty.
+
+    Attributes:
+        difference: what is not as the log says; `where` is the object it was seen in.
+        skipped: why the step cannot be replayed at all.
+    """
+
+    difference: str = ""
+    where: str = ""
+    skipped: str = ""
+
+
+class Replay:
+    """Replays steps of one run. May raise StoreError.
+
+    Args:
+        store: where the run lies; its contributions are listed once, here and now.
+        run: record 0.
+    """
+
+    def __init__(self, store: Store, run: RunRecord) -> None:
+        self._store = store
+        self._keys = ObjectKeys(run.name)
+        self._payloads = Payloads.of(store, run)
+        self._contributions: dict[HandinId, list[str]] = defaultdict(list)
+        for info in store.list(self._keys.contributions):
+            if (parsed := self._keys.parse_contribution(info.key)) is not None:
+                self._contributions[HandinId(*parsed)].append(info.key)
+
+    def step(self, merge: Merge, *, promised: bool) -> Replayed:
+        """Merge one step again and compare.
+
+        Args:
+            promised: whether the run's settings say that its contributions are kept.
+        """
+        if merge.kernel != KERNEL:
+            return Replayed(skipped=f"it was merged by kernel {merge.kernel!r}, this is {KERNEL!r}")
+        try:
+            base = self._payloads.base(merge.step.fragment, merge.before)
+        except IntegrityError as error:  # told by the check of objects, if it should be there
+            return Replayed(skipped=error.args[0])
+        passed = []
+        for receipt in merge.receipts:
+            found = self._contribution(receipt)
+            if isinstance(found, Replayed):
+                if found.skipped and promised:
+                    where = self._keys.commit(merge.seq)
+                    return Replayed(difference=f"{found.skipped}, but all are kept", where=where)
+                return found
+            passed.append(found)
+        return self._compare(merge, base, passed)
+
+    def _contribution(self, receipt: Receipt) -> Passed | Replayed:
+        keys = self._contributions.get(receipt.id, [])
+        if not keys:
+            return Replayed(skipped=f"contribution {receipt.id} is not kept")
+        if len(keys) > 1:
+            return Replayed(difference=f"{len(keys)} payloads say that they are it", where=keys[0])
+        (key,) = keys
+        try:
+            data = self._store.get(key)
+            handin = announcement(key, data)
+        except ObjectNotFoundError:
+            return Replayed(skipped=f"contribution {receipt.id} is not kept")
+        except (IntegrityError, ProtocolError) as error:
+            return Replayed(difference=error.args[0], where=key)
+        if self._keys.contribution(*receipt.id, handin.payload.sha256) != key:
+            return Replayed(difference="its bytes are not those that its name tells", where=key)
+        told = (handin.id, handin.steps, handin.tokens)
+        if told != (receipt.id, receipt.steps, receipt.tokens):
+            return Replayed(difference="its header is not what its receipt says", where=key)
+        found = check_payload(handin, data, self._payloads.specs(receipt.fragment))
+        return found if isinstance(found, Passed) else Replayed(difference=found.reason, where=key)
+
+    def _compare(self, merge: Merge, base: Base, passed: list[Passed]) -> Replayed:
+        step = merge.step
+        merged = merge_fragment(
+            self._payloads.specs(step.fragment),
+            [
+                Offer(
+                    weight=receipt.weight,
+                    deltas=found.contribution.deltas,
+                    norms=found.seen.norms,
+                    buffers=found.contribution.buffers,
+                )
+                for receipt, found in zip(merge.receipts, passed, strict=True)
+            ],
+            master=base.master,
+            momentum=base.momentum,
+            lr=merge.lr,
+            mu=merge.momentum,
+        )
+        version = step.version_after
+        try:
+            published, _ = self._payloads.encode_fragment(
+                step.fragment, version, merged.master, merged.buffers
+            )
+        except TaskError as error:
+            return Replayed(
+                difference=f"the replay gives {error.args[0]}", where=step.published.key
+            )
+        outer, _ = self._payloads.encode_outer(
+            step.fragment, version, Base(merged.master, merged.momentum)
+        )
+        return _differing(step.published, published) or _differing(step.outer, outer) or Replayed()
+
+
+def _differing(recorded: ObjectRef | None, again: ObjectRef) -> Replayed | None:
+    if recorded == again:
+        return None
+    said = "no such object" if recorded is None else f"SHA-256 {recorded.sha256[:16]}..."
+    return Replayed(
+        difference=f"merging again gives SHA-256 {again.sha256[:16]}..., the log says {said}",
+        where=recorded.key if recorded else again.key,
+    )

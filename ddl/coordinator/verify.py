@@ -1,0 +1,183 @@
+"""`ddl verify`: does everything in the store say the same?
+
+Checked are the chain of records and all that follows from it (versions, receipts at most once, the
+ledger), the checkpoints, every object that the records name, and, if asked, every merge.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from ddl.codec.digest import sha256
+from ddl.coordinator.audit import Audit, Difference, Named, Report, Tick, audit_log, workers
+from ddl.coordinator.replay import Replay
+from ddl.errors import ObjectNotFoundError
+from ddl.protocol.records import Head, Record
+from ddl.protocol.wire import SCHEMA
+from ddl.store.base import Store
+
+DIFFERENCES_TOLD: Final = 20
+"""Differences that are told one by one; beyond, only their number."""
+
+
+class Skipped(Record, frozen=True, kw_only=True):
+    """A step that could not be replayed, and why."""
+
+    seq: int
+    why: str
+
+
+class ReplayResult(Record, frozen=True, kw_only=True):
+    """Steps that gave the same bytes again, and those that could not be tried."""
+
+    num_steps: int
+    num_equal: int
+    num_skipped: int
+    skipped: tuple[Skipped, ...]
+    """The first of them."""
+
+
+class Verification(Record, frozen=True, kw_only=True):
+    """What `ddl verify --json` prints.
+
+    `num_gone`: objects that are not there any more, as `[keep]` allows. `replay`: None if it was
+    not asked for. The run is as it should be if `num_differences` is 0.
+    """
+
+    schema: int = SCHEMA
+    run: str
+    lineage: str
+    global_version: int
+    num_records: int
+    num_receipts: int
+    num_checkpoints: int
+    num_objects: int
+    objects_bytes: int
+    num_gone: int
+    replay: ReplayResult | None
+    num_differences: int
+    differences: tuple[Difference, ...]
+    """The first of them."""
+
+
+def verify_run(
+    store: Store,
+    run_name: str,
+    *,
+    replay: bool = False,
+    head: Head | None = None,
+    tick: Tick = lambda *_: None,
+) -> Verification:
+    """Check a run as it lies in the store; it may be going on meanwhile.
+
+    Args:
+        replay: also merge what is kept of the contributions again.
+        head: the newest record as Redis shows it, read before this call; None if it is not known.
+        tick: told of progress, from this thread.
+    Raises:
+        ConfigError: there is no such run; RefusedError: it is being removed; ProtocolError: its
+            `run.json` cannot be read; StoreError: the store does not let us look.
+    """
+    found = _Differences()
+    audit = audit_log(store, run_name, found.report, head=head, tick=tick)
+    objects = _Objects(store, audit, found.report)
+    objects.check(tick)
+    return Verification(
+        run=audit.run.name,
+        lineage=audit.run.lineage,
+        global_version=audit.log.global_version,
+        num_records=audit.num_records,
+        num_receipts=audit.num_receipts,
+        num_checkpoints=audit.num_checkpoints,
+        num_objects=objects.num_whole,
+        objects_bytes=objects.whole_bytes,
+        num_gone=objects.num_gone,
+        replay=_replay(store, audit, found.report, tick) if replay else None,
+        num_differences=found.count,
+        differences=tuple(found.first),
+    )
+
+
+class _Differences:
+    def __init__(self) -> None:
+        self.count = 0
+        self.first: list[Difference] = []
+
+    def report(self, where: str, what: str) -> None:
+        self.count += 1
+        if len(self.first) < DIFFERENCES_TOLD:
+            self.first.append(Difference(where=where, what=what))
+
+
+class _Objects:
+    """Reads every object whole; one that its settings let go may be missing, never damaged."""
+
+    def __init__(self, store: Store, audit: Audit, report: Report) -> None:
+        self.num_whole = 0
+        self.whole_bytes = 0
+        self.num_gone = 0
+        self._store = store
+        self._audit = audit
+        self._report = report
+
+    def check(self, tick: Tick) -> None:
+        objects = list(self._audit.objects.values())
+        with workers() as pool:
+            for done, (named, problem) in enumerate(
+                zip(objects, pool.map(self._problem, objects), strict=True), 1
+            ):
+                self._count(named, problem)
+                tick("objects", done, len(objects))
+
+    def _count(self, named: Named, problem: str | None) -> None:
+        if problem == "":
+            self.num_whole += 1
+            self.whole_bytes += named.ref.bytes
+        elif problem is not None:
+            self._report(named.ref.key, problem)
+        elif self._is_promised(named):
+            self._report(named.ref.key, "it is missing")
+        else:
+            self.num_gone += 1
+
+    def _problem(self, named: Named) -> str | None:
+        """What is wrong with an object: "" for nothing, None if it is not there."""
+        ref = named.ref
+        try:
+            data = self._store.get(ref.key)
+        except ObjectNotFoundError:
+            return None
+        if len(data) != ref.bytes:
+            return f"it has {len(data)} bytes, the log says {ref.bytes}"
+        found = sha256(data)
+        if found != ref.sha256:
+            return f"its SHA-256 is {found[:16]}..., the log says {ref.sha256[:16]}..."
+        return ""
+
+    def _is_promised(self, named: Named) -> bool:
+        audit = self._audit
+        if named.ref == audit.run.frozen:
+            return True
+        last = audit.log.global_version if named.last is None else named.last
+        return audit.promises.hold(named.first, last)
+
+
+def _replay(store: Store, audit: Audit, report: Report, tick: Tick) -> ReplayResult:
+    replay = Replay(store, audit.run)
+    skipped: list[Skipped] = []
+    equal = 0
+    for done, merge in enumerate(audit.merges, 1):
+        outcome = replay.step(merge, promised=audit.promises.hold_contributions(merge.version))
+        if outcome.difference:
+            report(outcome.where, f"{outcome.difference} (record {merge.seq})")
+        elif outcome.skipped:
+            skipped.append(Skipped(seq=merge.seq, why=outcome.skipped))
+        else:
+            equal += 1
+        tick("merges", done, len(audit.merges))
+    return ReplayResult(
+        num_steps=len(audit.merges),
+        num_equal=equal,
+        num_skipped=len(skipped),
+        skipped=tuple(skipped[:DIFFERENCES_TOLD]),
+    )
