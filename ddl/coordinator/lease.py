@@ -87,7 +87,8 @@ class LeaseKeeper:
     Args:
         lease: as taken, a moment ago.
         probe: writes a few bytes to the store, for when nothing else is written. Raises: StoreError.
-        on_lost: called once, from the keeper's thread, when another holds the lease.
+        on_lost: called once, from the keeper's thread, with a LeaseLostError when another holds the
+            lease, or with whatever else has ended the keeper.
     """
 
     def __init__(
@@ -97,7 +98,7 @@ class LeaseKeeper:
         *,
         ttl_s: float,
         probe: Callable[[], None],
-        on_lost: Callable[[LeaseLostError], None],
+        on_lost: Callable[[Exception], None],
         clock: Clock,
         journal: Journal,
     ) -> None:
@@ -152,9 +153,12 @@ class LeaseKeeper:
             return not self._over
 
     def _keep(self) -> None:
-        while not self._is_over_within(self._ttl_s / RENEWALS):
-            if self._store_answers():
-                self._renew()
+        try:
+            while not self._is_over_within(self._ttl_s / RENEWALS):
+                if self._store_answers():
+                    self._renew()
+        except Exception as error:  # noqa: BLE001 - a thread has nobody above it: handed over
+            self._on_lost(error)
 
     def _is_over_within(self, seconds: float) -> bool:
         with self._changed:

@@ -173,8 +173,8 @@ class Mirror:
             self._registry.commit(
                 self._epoch,
                 self._log.head(),
-                list(self._fragments.values()),
-                self._receipts,
+                tuple(self._fragments.values()),
+                tuple(self._receipts),
                 self._entry(self.boot) if self._settings_changed else None,
             )
         )

@@ -124,18 +124,16 @@ def _check_model(run: RunRecord, layout: Layout) -> None:
 
 def _first_difference(run: Layout, ours: Layout) -> str:
     theirs = {spec.name: spec for spec in run.tensors}
-    for spec in ours.tensors:
-        there = theirs.pop(spec.name, None)
-        if there is None:
-            return f"it has no tensor {spec.name!r}, which this task's model has"
-        if there != spec:
-            return (
-                f"{spec.name!r} is {_describe(there)} in the run and {_describe(spec)} in this task"
-            )
-    if theirs:
-        return f"it has the tensor {min(theirs)!r}, which this task's model lacks"
-    return f"it has {run.num_fragments} fragments, this task's model {ours.num_fragments}"
+    mine = {spec.name: spec for spec in ours.tensors}
+    if unknown := sorted(mine.keys() - theirs.keys()):
+        return f"it has no tensor {unknown[0]!r}, which this task's model has"
+    if missing := sorted(theirs.keys() - mine.keys()):
+        return f"it has the tensor {missing[0]!r}, which this task's model lacks"
+    for name, spec in mine.items():
+        if _describe(theirs[name]) != _describe(spec):
+            return f"{name!r} is {_describe(theirs[name])} in the run and {_describe(spec)} in this task"
+    return "its tensors are tied or dealt to fragments in another way"
 
 
 def _describe(spec: TensorSpec) -> str:
-    return f"{spec.dtype} {spec.shape} ({spec.kind}, rule {spec.rule}, fragment {spec.fragment})"
+    return f"{spec.dtype} {spec.shape} ({spec.kind}, rule {spec.rule})"

@@ -1,0 +1,121 @@
+"""Taking a run up again: which differences are refused, and which become a record."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from ddl import config
+from ddl.config import Settings
+from ddl.coordinator.genesis import create
+from ddl.coordinator.resume import check_entry, check_run, live_changes
+from ddl.errors import ConfigError, RefusedError
+from ddl.journal import Journal
+from ddl.protocol.records import RunEntry, RunRecord
+from ddl.store.local import LocalStore
+from tests.coordinating import TASK, write_run
+
+QUIET = Journal(None)
+
+
+@pytest.fixture
+def toml(tmp_path: Path) -> Path:
+    return write_run(tmp_path, redis_url="redis://host/0")
+
+
+@pytest.fixture
+def run(tmp_path: Path, toml: Path) -> RunRecord:
+    """Created with round.quorum = 2 and codec.up = "bf16", both by flags."""
+    flags = {"round.quorum": "2", "codec.up": "bf16"}
+    settings = config.load(toml, flags=flags).settings
+    store = LocalStore(tmp_path / "store")
+    run = create(store, settings, task_file=tmp_path / "task.py", init=None, now=0.0)
+    assert run is not None
+    return run
+
+
+def check(run: RunRecord, toml: Path, **flags: str) -> None:
+    given = {key.replace("__", "."): value for key, value in flags.items()}
+    check_run(run, config.load(toml, flags=given), toml.parent / "task.py", QUIET)
+
+
+def test_what_is_not_said_stays_as_it_was(run: RunRecord, toml: Path) -> None:
+    """A start without the flags of the first one neither fails nor changes anything."""
+    check(run, toml)
+    assert live_changes(run.settings, config.load(toml)) == {}
+
+
+def test_every_fixed_setting_that_differs_is_named(run: RunRecord, toml: Path) -> None:
+    """With both values and where ours came from; all of them at once."""
+    with pytest.raises(ConfigError) as error:
+        check(run, toml, codec__up="int4", run__seed="9")
+    assert "run.seed = 3, but flag says 9" in str(error.value)
+    assert "codec.up = 'bf16', but flag says 'int4'" in str(error.value)
+
+
+def test_what_belongs_to_a_machine_may_differ(run: RunRecord, toml: Path) -> None:
+    """The same store by another address, the same Redis by another."""
+    check(run, toml, store__url="file:///mnt/elsewhere", redis__url="redis://other/1")
+
+
+def test_live_settings_that_differ_become_changes(run: RunRecord, toml: Path) -> None:
+    """Only those given, and only against what is in force now."""
+    loaded = config.load(toml, flags={"round.quorum": "3", "stop.commits": "0"})
+    assert live_changes(run.settings, loaded) == {"round.quorum": 3}
+    in_force = config.replace(run.settings, {"round.quorum": 3})
+    assert live_changes(in_force, loaded) == {}
+
+
+def test_another_task_file_of_the_same_model_is_only_told(run: RunRecord, toml: Path) -> None:
+    """Unless the run says task.digest = "refuse"."""
+    (toml.parent / "task.py").write_text(TASK + "\n# a comment\n")
+    check(run, toml)
+    strict = config.replace(run.settings, {"task.digest": "refuse"})
+    with pytest.raises(RefusedError, match="is not the file that run 'tiny' was created with"):
+        check(_with(run, strict), toml)
+
+
+def _with(run: RunRecord, settings: Settings) -> RunRecord:
+    return msgspec.structs.replace(run, settings=settings)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (("width, 3)", "width, 5)"), r"'first.weight' is float32 (3, 4)"),
+        (('"seen"', '"heard"'), "it has no tensor 'heard'"),
+        (("bias=False)", "bias=True)"), "it has no tensor 'second.bias'"),
+        (("int64))", "int64), persistent=False)"), "it has the tensor 'seen'"),
+        (("self.second\n", "torch.nn.Linear(3, 1)\n"), "it has no tensor 'tied.bias'"),
+    ],
+    ids=["a shape", "a name", "one more", "one less", "not tied"],
+)
+def test_another_model_is_refused_by_its_first_difference(
+    run: RunRecord, toml: Path, change: tuple[str, str], sentence: str
+) -> None:
+    """Whatever differs, a tensor is named."""
+    text = TASK.replace(*change)
+    assert text != TASK
+    (toml.parent / "task.py").write_text(text)
+    with pytest.raises(RefusedError) as error:
+        check(run, toml)
+    assert sentence in str(error.value)
+
+
+def entry(run: RunRecord, store_url: str) -> RunEntry:
+    return RunEntry(run=run, store_url=store_url, boot="b", settings=run.settings)
+
+
+def test_a_name_belongs_to_one_run_in_a_redis(run: RunRecord) -> None:
+    """Another store is another run, unless the same record 0 lies in it."""
+    check_entry(None, None, "file:///a")
+    check_entry(entry(run, "file:///b"), run, "file:///a")
+    with pytest.raises(RefusedError, match="taken in this Redis by another run"):
+        check_entry(entry(run, "file:///b"), None, "file:///a")
+
+
+def test_a_run_whose_store_was_emptied_gives_its_name_free(run: RunRecord) -> None:
+    """The store is the truth; what Redis still says of it is old."""
+    check_entry(entry(run, "file:///a"), None, "file:///a")
