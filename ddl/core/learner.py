@@ -4,9 +4,13 @@ Like the coordinator's machine this is pure: no clock, no I/O, no tensors. The s
 happened and asks `plan()` at each step boundary. The tensors' side of the same book-keeping is
 `ddl.merge.movement`; both follow design 3.1.
 
-A fragment's life here: steps are counted into u; an open round pulls a snapshot (counters go to 0,
-the contribution is *outstanding*); its receipt frees the fragment for the next one. Independently,
-newer versions are staged in the background and adopted at a boundary.
+A fragment's life here: steps are counted into u; the opening of a round is the pull of a snapshot
+(counters go to 0, the contribution is *outstanding*); its receipt frees the fragment for the next
+one. Independently, newer versions are staged in the background and adopted at a boundary.
+
+A pull holds until it is answered or the fragment's next round opens, even if its own round closes
+before. A learner whose step outlasts the rounds so hands in late, and is carried; it would else hit
+an open round by chance only, and some fragments never.
 """
 
 from __future__ import annotations
@@ -150,7 +154,7 @@ class LearnerMachine:
         self.tracks = [Track() for _ in shares]
         self.heads: dict[int, FragmentState] = {}
         self.head: Head | None = None
-        self.rounds: tuple[Round, ...] = ()
+        self.pulls: dict[int, Round] = {}
         self.line = 0
         self.local_steps = 0
         self.trained = Amount()
@@ -194,7 +198,10 @@ class LearnerMachine:
             self.settings = reply.settings
         if reply.head is not None:
             self._follow(reply.head)
-        self.rounds = reply.rounds
+        for round_ in reply.rounds:
+            known = self.pulls.get(round_.fragment)
+            if known is None or round_.launch > known.launch:
+                self.pulls[round_.fragment] = round_
         if reply.order is not None and reply.order != self._order:
             self._obey(reply.order)
         self._order = reply.order
@@ -271,7 +278,7 @@ class LearnerMachine:
         )
 
     def drain(self) -> None:
-        """Leave soon: the next boundary hands in everything there is an open round for."""
+        """Leave soon: the next boundary hands in everything that a round has asked for."""
         self._draining = True
 
     # ---- asked by the shell -------------------------------------------------------------------
@@ -411,7 +418,7 @@ class LearnerMachine:
         if not self.aligned:
             return ()
         room = UPLOADS_WAITING_MAX - sum(track.uploading for track in self.tracks)
-        due = [r for r in self.rounds if self._may_hand_in(r)]
+        due = [r for r in self.pulls.values() if self._may_hand_in(r)]
         # most overdue first: the fragment with the most steps not handed in
         due.sort(key=lambda r: (-self.tracks[r.fragment].in_u.steps, r.launch))
         return tuple(self._snapshot(r) for r in (due if self._draining else due[: max(0, room)]))

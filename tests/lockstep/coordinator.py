@@ -50,14 +50,17 @@ class Coordinator:
         self._fetch_s, self._merge_s, self._write_s = fetch_s, merge_s, write_s
         self._tick_at = float("inf")
 
-    def begin(self) -> None:
-        """Hear what stands in Redis."""
-        services = self.run.services
+    def begin(self, first: e.Event) -> None:
+        """Bring Redis up to the log; take the first event, then hear what stands in Redis."""
+        services, log = self.run.services, self.machine.log
+        services.settings = log.settings
+        fragments = tuple(log.fragment_state(p) for p in range(len(log.fragments)))
+        services.show(log.head(), fragments, tuple(a.last for a in log.accounts.values()))
+        self.tell(first)
         for name, record in sorted(services.learners.items()):
             self.tell(e.Beat(record, services.beats[name]))
         for _, handin in sorted(services.handins.items()):
             self.tell(e.Announced(handin))
-        self.tell(e.Tick())
 
     def die(self) -> None:
         """Stop at once, as by SIGKILL: whatever was under way has no effect."""

@@ -22,6 +22,7 @@ from ddl import config
 from ddl.codec.digest import sha256
 from ddl.codec.fragment import decode_fragment, encode_fragment
 from ddl.config import FragmentSettings, RoundSettings, Section, Settings
+from ddl.core import events as e
 from ddl.core.invariants import check
 from ddl.core.log import LogState
 from ddl.merge.layout import TensorInfo, plan_layout
@@ -108,11 +109,11 @@ class Run:
 
     # ---- driving ------------------------------------------------------------------------------
 
-    def start_coordinator(self, log: LogState | None = None, **delays: float) -> Coordinator:
+    def start_coordinator(self, first: e.Event | None = None, **delays: float) -> Coordinator:
         """Start a coordinator on the log as it stands; an older one stays as it is."""
         self.epoch += 1
-        self.coordinator = Coordinator(self, log or self.fold(), self.epoch, **delays)
-        self.coordinator.begin()
+        self.coordinator = Coordinator(self, self.fold(), self.epoch, **delays)
+        self.coordinator.begin(first or e.Tick())
         return self.coordinator
 
     def add_learner(self, name: str, task: NumericTask, **pace: float) -> Learner:

@@ -63,6 +63,7 @@ class Scripted:
         steps: int = 8,
         tokens: int = 800,
         step_s: float = 1.0,
+        store_down_s: float = 0.0,
     ) -> None:
         self.run = run
         self.name = name
@@ -71,7 +72,7 @@ class Scripted:
         self.forge: Callable[[Handin], Handin | None] = lambda handin: handin
         self.store: Callable[[Handin, bytes], bytes | None] = lambda _, data: data
         self.alive = True
-        self.store_down_s = 0.0
+        self.store_down_s = store_down_s
         self.realigns = 1
         self.step = 100
         self._post_s = post_s

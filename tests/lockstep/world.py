@@ -50,6 +50,11 @@ class Time:
     def after(self, seconds: float, action: Callable[[], None]) -> None:
         self.at(self.now + seconds, action)
 
+    def leap(self, seconds: float) -> None:
+        """The clock jumps; what is planned happens as long after now as it would have."""
+        self.now += seconds
+        self._planned = [(at + seconds, count, action) for at, count, action in self._planned]
+
     def run(self, seconds: float, *, until: Callable[[], bool] = lambda: False) -> bool:
         """Let time pass until `until()` holds; False if it does not within `seconds`."""
         end = self.now + seconds
