@@ -15,7 +15,7 @@ from ddl.protocol.wire import canonical, digest
 from ddl.registry.base import View
 from ddl_cli.demo.books import Books, problems, run_totals
 from ddl_cli.demo.report import Losses, Report, judge, text
-from ddl_cli.demo.stage import Played
+from ddl_cli.demo.stage import Played, still_counted
 from tests.views import REF, handin, learner, receipt, run_record, view
 
 # Shares are 3/4 and 1/4. What each learner handed in, in weighted tokens:
@@ -164,6 +164,24 @@ def test_a_late_joiner_must_have_taken_part() -> None:
     report = judged(books=the_books(alone), seen=the_view(cleo=idle))
     assert report.problems == ("cleo joined late, and nothing of it was merged",)
     assert any("could join late" in problem for problem in judged(joined_late=()).problems)
+
+
+@pytest.mark.parametrize(("dead_s", "counted"), [(7.9, []), (8.1, ["bert"])])
+def test_a_dead_learner_may_be_counted_until_it_can_be_noticed(
+    dead_s: float, counted: list[str]
+) -> None:
+    """`gone_s` and two seconds more; then neither its state nor a round may still count on it."""
+    shown = snapshot(view())  # bert trains, and the open round waits for it
+    assert shown is not None
+    assert still_counted(shown, {"bert": shown.taken_at - dead_s}, gone_s=6.0) == counted
+
+
+def test_a_round_that_waits_for_a_dead_learner_counts_on_it() -> None:
+    """Even where its state is shown rightly; dora is gone, and no round waits for it."""
+    shown = snapshot(view(learners={"dora": learner("dora")}))
+    assert shown is not None
+    killed_at = {"bert": shown.taken_at - 60, "dora": shown.taken_at - 60}
+    assert still_counted(shown, killed_at, gone_s=6.0) == ["bert"]
 
 
 def test_what_was_seen_on_the_way_is_not_forgotten() -> None:

@@ -80,7 +80,11 @@ def run_demo(options: Options, *, loss_below: float, as_json: bool) -> bool:
     if as_json:
         typer.echo(canonical(report))
     else:
-        typer.echo(text(report, books))
+        then = [
+            ("let it write", f"python {data('sample.py')} {report.export}"),
+            ("look again", f"ddl status {options.store_url}/{RUN}"),
+        ]
+        typer.echo(text(report, books, then=then))
     for problem in report.problems:
         _say(f"FAILED: {problem}")
     return not report.problems

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -106,8 +107,8 @@ def _loss_problems(losses: Losses, target: float) -> list[str]:
     return found
 
 
-def text(report: Report, books: Books) -> str:
-    """The summary for people."""
+def text(report: Report, books: Books, *, then: Sequence[tuple[str, str]] = ()) -> str:
+    """The summary for people; `then` are rows on what they may do next."""
     fates = {
         name: tokens
         for name, tokens in msgspec.structs.asdict(report.tokens).items()
@@ -138,5 +139,5 @@ def text(report: Report, books: Books) -> str:
             what = ", joined late"
         merged = short_number(books.merged_tokens(row.id))
         rows.append((row.id, f"{row.steps} steps, {merged} tokens of it merged{what}"))
-    rows.append(("model", report.export))
+    rows += [("model", report.export), *then]
     return "\n".join(f"  {name:<14} {value}" for name, value in rows)

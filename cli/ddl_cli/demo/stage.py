@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from contextlib import closing
 from typing import Final, NamedTuple
 
@@ -179,7 +180,10 @@ class Stage:
             if name not in self.killed_at and child.ended() not in (None, 0):
                 raise child.death()
         self._check_pace(seen)
-        self._check_dead(seen)
+        for name in still_counted(seen, self.killed_at, self._gone_s):
+            sentence = f"{name} was still counted when it could be known to be dead"
+            if sentence not in self.problems:
+                self.problems.append(sentence)
 
     def _check_pace(self, seen: RunSnapshot) -> None:
         now = time.monotonic()
@@ -191,12 +195,14 @@ class Stage:
                 hint=f"The logs are in {self._options.folder / 'logs'}",
             )
 
-    def _check_dead(self, seen: RunSnapshot) -> None:
-        """A killed learner must not be counted any more, once it can be known to be dead."""
-        for name, killed_at in self.killed_at.items():
-            late_s = seen.taken_at - killed_at
-            if late_s < self._gone_s + NOTICE_S or any(name in p for p in self.problems):
-                continue
-            present = any(row.id == name and row.state in PRESENT for row in seen.learners)
-            if present or any(name in round_.awaited for round_ in seen.rounds):
-                self.problems.append(f"{name} is still counted {late_s:.0f} s after its death")
+
+def still_counted(seen: RunSnapshot, killed_at: Mapping[str, float], gone_s: float) -> list[str]:
+    """Killed learners that are shown as present, or that a round waits for, although they have been
+    dead for longer than it takes to notice."""
+    present = {row.id for row in seen.learners if row.state in PRESENT}
+    awaited = {name for round_ in seen.rounds for name in round_.awaited}
+    return [
+        name
+        for name, at in killed_at.items()
+        if seen.taken_at > at + gone_s + NOTICE_S and name in present | awaited
+    ]
