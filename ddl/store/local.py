@@ -65,7 +65,7 @@ class LocalStore:
         target = self._path(key)
         with (
             Source(body) as source,
-            self._errors(f"cannot write {key}"),
+            self._errors(f"cannot write {key}", missing=StoreError),
             scratch_file(self._scratch) as (file, scratch),
         ):
             for chunk in source.chunks():
@@ -213,7 +213,9 @@ class LocalStore:
                 yield chunk
 
     @contextmanager
-    def _errors(self, what: str) -> Iterator[None]:
+    def _errors(
+        self, what: str, *, missing: type[StoreError] = ObjectNotFoundError
+    ) -> Iterator[None]:
         """Map every error of the operating system to ours. `what` says what failed."""
         what = f"{what} in {self.url}"
         with disk_errors(what, self._root):
@@ -224,7 +226,7 @@ class LocalStore:
                     raise StoreUnavailableError(
                         f"store directory {self._root} is gone", hint="Is its share still mounted?"
                     ) from error
-                raise ObjectNotFoundError(f"{what}: {error.strerror}") from error
+                raise missing(f"{what}: {error.strerror}") from error
 
 
 def _check_root(root: Path) -> None:
