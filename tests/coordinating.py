@@ -113,13 +113,18 @@ def eventually(look: Callable[[], T | None], *, within_s: float = 20.0, what: st
 class Running:
     """A coordinator in a thread of this process."""
 
-    def __init__(self, start: StartOptions, store: Store | None = None) -> None:
+    def __init__(
+        self,
+        start: StartOptions,
+        store: Store | None = None,
+        registry: RedisCoordinator | None = None,
+    ) -> None:
         self.log = io.StringIO()
         self.error: BaseException | None = None
         self.outcome: Outcome | None = None
         self.service: Service | None = None
         settings = start.loaded.settings
-        self._registry = RedisCoordinator(settings.redis.url, settings.run.name)
+        self._registry = registry or RedisCoordinator(settings.redis.url, settings.run.name)
         path = Path(settings.store.url.removeprefix("file://"))
         self._coordinator = Coordinator(
             start,
@@ -167,9 +172,11 @@ class Running:
 
 
 @contextmanager
-def running(start: StartOptions, store: Store | None = None) -> Iterator[Running]:
+def running(
+    start: StartOptions, store: Store | None = None, registry: RedisCoordinator | None = None
+) -> Iterator[Running]:
     """A coordinator that serves, and is ended with the block."""
-    coordinator = Running(start, store)
+    coordinator = Running(start, store, registry)
     try:
         yield coordinator.ready()
     finally:
@@ -183,10 +190,18 @@ class ScriptedLearner:
     contributions.
     """
 
-    def __init__(self, redis_url: str, store: Store, name: str = "a", incarnation: int = 1) -> None:
+    def __init__(
+        self,
+        redis_url: str,
+        store: Store,
+        name: str = "a",
+        incarnation: int = 1,
+        *,
+        run: str = RUN,
+    ) -> None:
         self.name = name
         self.incarnation = incarnation
-        self._registry = RedisLearner(redis_url, RUN)
+        self._registry = RedisLearner(redis_url, run)
         self._store = store
         found = eventually(self._registry.read_entry, what="the run in Redis")
         self.run = found.run
@@ -205,6 +220,10 @@ class ScriptedLearner:
 
     def close(self) -> None:
         self._registry.close()
+
+    def leave(self) -> None:
+        """Say that this learner has ended."""
+        self._registry.leave(msgspec.structs.replace(self._record(), state="left"))
 
     def register(self) -> None:
         joined = self._registry.register(self._record(), gone_s=20.0, takeover=True)
@@ -283,7 +302,7 @@ class ScriptedLearner:
             step_s=0.01,
         )
         self._payload = self._encode(handin, values or {})
-        key = ObjectKeys(RUN).contribution(*handin.id, sha256(self._payload))
+        key = ObjectKeys(self.run.name).contribution(*handin.id, sha256(self._payload))
         ref = ObjectRef(key=key, bytes=len(self._payload), sha256=sha256(self._payload))
         handin = msgspec.structs.replace(handin, payload=ref)
         put = self._payload if tamper is None else tamper(bytearray(self._payload))

@@ -25,7 +25,7 @@ from ddl.protocol.records import (
     RunEntry,
     RunRecord,
 )
-from ddl.registry.base import CoordinatorRegistry, shared_settings
+from ddl.registry.base import CoordinatorRegistry, Poll, shared_settings
 
 FACTS_KEPT: Final = 256
 """Facts that wait for Redis to come back; older ones are dropped."""
@@ -39,7 +39,6 @@ class Mirror:
         epoch: the lease's.
         store_url: where learners find the store.
     Attributes:
-        boot: names the latest rebuild; `rebuilt_at` is its monotonic instant.
         reachable: while this is False, `flush` does not try; set by whoever hears Redis answer.
     """
 
@@ -53,8 +52,6 @@ class Mirror:
         store_url: str,
         clock: Clock,
     ) -> None:
-        self.boot = ""
-        self.rebuilt_at = -1.0
         self.reachable = True
         self._registry = registry
         self._run = run
@@ -63,7 +60,9 @@ class Mirror:
         self._store_url = store_url
         self._clock = clock
         self._lost = True
+        self._boot = ""
         self._shown_seq = -1
+        self._shown_at = float("-inf")
         self._fragments: dict[int, FragmentState] = {}
         self._receipts: list[Receipt] = []
         self._settings_changed = False
@@ -118,9 +117,17 @@ class Mirror:
         """Something happened that people may read of."""
         self._facts.append(fact)
 
-    def note_lost(self) -> None:
-        """Redis has lost the run, or belongs to another boot of it."""
-        self._lost = True
+    def notice_loss(self, poll: Poll, *, asked_at: float) -> bool:
+        """Whether Redis has lost what we showed; the next `flush` then rebuilds it.
+
+        It was flushed, another server stands in its place, or a copy that lagged behind. A reading
+        begun before the last record was shown (`asked_at`, monotonic) tells nothing, and a loss is
+        told once.
+        """
+        if self._lost or asked_at <= self._shown_at:
+            return False
+        self._lost = poll.boot != self._boot or poll.head_seq < self._shown_seq
+        return self._lost
 
     # ---- showing ----------------------------------------------------------------------------
 
@@ -159,8 +166,7 @@ class Mirror:
                 [account.last for account in log.accounts.values()],
             )
         )
-        self.boot, self.rebuilt_at = boot, self._clock.monotonic()
-        self._lost = False
+        self._boot, self._lost = boot, False
         self._record_shown()
         # a rebuild clears these two
         self._rounds_shown = not self._rounds
@@ -175,13 +181,13 @@ class Mirror:
                 self._log.head(),
                 tuple(self._fragments.values()),
                 tuple(self._receipts),
-                self._entry(self.boot) if self._settings_changed else None,
+                self._entry(self._boot) if self._settings_changed else None,
             )
         )
         self._record_shown()
 
     def _record_shown(self) -> None:
-        self._shown_seq = self._log.seq
+        self._shown_seq, self._shown_at = self._log.seq, self._clock.monotonic()
         self._fragments.clear()
         self._receipts.clear()
         self._settings_changed = False

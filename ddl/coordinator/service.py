@@ -43,6 +43,9 @@ FETCHERS: Final = 4
 JUMP_S: Final = 2.0
 """A change of the server's clock that no slow answer explains."""
 
+FLUSH_S: Final = 0.5
+"""Longest time for which a full inbox keeps what happened from being shown."""
+
 RETRY_S_MAX: Final = 10.0
 """Longest wait before a failed store call is tried again."""
 
@@ -112,6 +115,7 @@ class Service:
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="watch")
         self._outcome: Outcome | None = None
         self._leave_by = 0.0
+        self._flushed_at = 0.0
 
     def run(self) -> Outcome:
         """Coordinate until the run is over or `end` is called.
@@ -128,7 +132,8 @@ class Service:
             while not self._may_leave():
                 for event in self._next_events():
                     self._step(event)
-                self._flush()
+                if self._inbox.empty() or self._clock.monotonic() >= self._flushed_at + FLUSH_S:
+                    self._flush()
             assert self._outcome is not None
             return self._outcome
         finally:
@@ -200,9 +205,8 @@ class Service:
         if abs(jump_s) > JUMP_S + slowness_s:
             self._journal.tell("clock.jumped", f"the clock of Redis moved by {jump_s:+.1f} s")
             yield e.ClockJumped(jump_s)
-        if polled.poll.boot != self._mirror.boot and polled.asked_at > self._mirror.rebuilt_at:
+        if self._mirror.notice_loss(polled.poll, asked_at=polled.asked_at):
             self._journal.tell("redis.lost", "Redis has lost the run; writing it anew from the log")
-            self._mirror.note_lost()
             self._look_for_contributions()
         for sentence in polled.poll.broken:
             self._journal.on_change(sentence, "redis.unreadable", sentence)
@@ -272,8 +276,11 @@ class Service:
 
     def _flush(self) -> None:
         error = self._mirror.flush()
+        self._flushed_at = self._clock.monotonic()
         if error is not None:
-            self._journal.on_change("redis", "redis.unreachable", f"{error}; trying again")
+            self._journal.on_change("mirror", "redis.behind", f"{error}; trying again")
+        elif self._mirror.reachable and self._journal.forget("mirror"):
+            self._journal.tell("redis.current", "shows the newest record again")
 
     # ---- in the other threads ---------------------------------------------------------------
 

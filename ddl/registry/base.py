@@ -69,6 +69,9 @@ class Poll(NamedTuple):
     requests: tuple[Request, ...]
     boot: str
     """Empty when the run's entry is gone: Redis was flushed or replaced."""
+    head_seq: int
+    """Of the head that stands there, -1 if there is none: older than what was shown, and Redis has
+    failed over to a copy that lagged behind."""
     asked: dict[str, int]
     """By `keys.handin_field`: seq whose payload we asked for again, until the learner has put it."""
     broken: tuple[str, ...]

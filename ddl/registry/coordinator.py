@@ -142,8 +142,10 @@ class RedisCoordinator(RedisRun):
 
     def poll(self) -> Poll:
         k = self._keys
-        keys = [k.run, k.learners, k.beats, k.handins, k.requests, k.answers]
-        now, boot, learners, beats, handins, requests, answers = self._server.run("poll", keys)
+        keys = [k.run, k.head, k.learners, k.beats, k.handins, k.requests, k.answers]
+        now, boot, head, *hashes = self._server.run("poll", keys)
+        learners, beats, handins, requests, answers = hashes
+        shown = optional(head, Head, what=f"Redis key {k.head}")
         broken: list[str] = []
         return Poll(
             now=float(now),
@@ -152,6 +154,7 @@ class RedisCoordinator(RedisRun):
             handins=table(handins, Handin, k.handins, broken),
             requests=tuple(table(requests, Request, k.requests, broken).values()),
             boot=boot.decode(),
+            head_seq=shown.seq if shown else -1,
             asked={field: int(seq) for field, seq in fields(answers)},
             broken=tuple(broken),
         )

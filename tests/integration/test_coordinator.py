@@ -19,8 +19,9 @@ from ddl.errors import (
     StoreUnavailableError,
     TaskError,
 )
-from ddl.protocol.keys import RegistryKeys
+from ddl.protocol.keys import ObjectKeys, RegistryKeys
 from ddl.protocol.records import HandinId, Lease, Request
+from ddl.registry.base import Poll
 from ddl.registry.coordinator import RedisCoordinator
 from ddl.registry.reader import RedisReader
 from ddl.store.local import LocalStore
@@ -237,6 +238,71 @@ def test_redis_is_written_anew_after_it_was_flushed(
         learner.contribute(4)
         assert coordinator.wait() == "finished"
     assert folded(store).global_version == 6
+
+
+def test_redis_that_failed_over_to_a_copy_that_lagged_is_written_anew(
+    toml: Path, store: LocalStore, join: Join, redis_url: str
+) -> None:
+    """The head there is older than what was shown: versions and receipts are missing too."""
+    head = RegistryKeys(RUN).head
+    with running(options(toml)) as coordinator, admin(redis_url) as client:
+        learner = join()
+        learner.contribute(1)
+        old = client.get(head)
+        learner.contribute(2)
+        assert isinstance(old, bytes)
+        client.set(head, old)
+        eventually(lambda: "redis.lost" in coordinator.log.getvalue(), what="the loss")
+        learner.contribute(3)
+        assert coordinator.wait() == "finished"
+
+
+class ShiftingRedis(RedisCoordinator):
+    """A Redis whose clock is set forward, and all instants that it gave with it."""
+
+    shift_s = 0.0
+
+    def poll(self) -> Poll:
+        poll = super().poll()
+        beats = {learner: at + self.shift_s for learner, at in poll.beats.items()}
+        return poll._replace(now=poll.now + self.shift_s, beats=beats)
+
+
+@pytest.mark.parametrize("shift_s", [3600.0, -3600.0])
+def test_a_jump_of_the_servers_clock_takes_nobody_out(
+    shift_s: float, toml: Path, join: Join, redis_url: str
+) -> None:
+    """Open rounds and beats move along: no learner is gone, and the round closes as ever."""
+    redis = ShiftingRedis(redis_url, RUN)
+    with running(options(toml), registry=redis) as coordinator:
+        learner = join()
+        learner.contribute(1)
+        round_ = learner.open_round()
+        redis.shift_s = shift_s
+        eventually(lambda: "clock.jumped" in coordinator.log.getvalue(), what="the jump")
+        assert learner.receipt(learner.hand_in(round_)) == "merged"
+        learner.contribute(4)
+        assert coordinator.wait() == "finished"
+    text = coordinator.log.getvalue()
+    assert text.count("clock.jumped") == 1
+    assert "is gone" not in text
+    assert "round.extended" not in text
+
+
+def test_checkpoints_are_written_and_folded_from(
+    toml: Path, store: LocalStore, join: Join, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With one every four records, a restart after six needs the last two alone."""
+    for module in ("ddl.core.machine", "ddl.coordinator.history"):
+        monkeypatch.setattr(f"{module}.CHECKPOINT_EVERY", 4)
+    with running(options(toml)) as coordinator:
+        join().contribute(6)
+        assert coordinator.wait() == "finished"
+    whole = folded(store)
+    keys = ObjectKeys(RUN)
+    assert store.head(keys.checkpoint(4))
+    store.put(keys.commit(2), b"not read any more")
+    assert folded(store) == whole
 
 
 def test_the_coordinator_outlives_an_outage_of_redis(

@@ -119,6 +119,25 @@ def test_two_starts_at_once_leave_one_coordinator(
     assert winner.poll() is None
 
 
+def test_a_coordinator_that_was_stopped_for_too_long_finds_itself_replaced(
+    toml: Path, store: LocalStore, redis_url: str, processes: Processes
+) -> None:
+    """T31: SIGSTOP for longer than its lease, another takes over; awake again it ends with 5."""
+    first = processes.start(toml)
+    learner = ScriptedLearner(redis_url, store)
+    learner.contribute(1)
+    first.send_signal(signal.SIGSTOP)
+    processes.start(toml)
+    processes.serving(1)
+    learner.contribute(1)
+    first.send_signal(signal.SIGCONT)
+    assert first.wait(20) == 5, processes.log(0).read_text()
+    assert "Traceback" not in processes.log(0).read_text()
+    learner.contribute(1)
+    learner.close()
+    assert (folded(store).global_version, folded(store).epoch) == (3, 2)
+
+
 def test_ddl_stop_ends_the_run(toml: Path, processes: Processes, redis_url: str) -> None:
     """It waits until that is so; a second one says that it was so already."""
     coordinator = processes.start(toml)

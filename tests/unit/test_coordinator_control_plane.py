@@ -229,7 +229,15 @@ class Shown:
             clock=SystemClock(),
         )
         self.mirror.flush()
-        assert self.registry.names == ["rebuild"]
+        ((name, (entry, *_)),) = self.registry.calls
+        assert name == "rebuild"
+        self.boot = entry.boot
+        self.registry.calls.clear()
+
+    @property
+    def later(self) -> float:
+        """A monotonic instant after all that was shown."""
+        return SystemClock().monotonic() + 1.0
 
     def commit(self, seq: int) -> None:
         """A record comes into the log."""
@@ -300,15 +308,34 @@ def test_a_rebuild_holds_all_and_orders_stand() -> None:
     shown.mirror.note_order("b", order)
     shown.mirror.note_order("b", None)
     shown.mirror.flush()
-    boot = shown.mirror.boot
     assert shown.registry.names == ["set_order", "set_order"]
     shown.commit(1)
-    shown.mirror.note_lost()
+    assert shown.mirror.notice_loss(poll(boot=""), asked_at=shown.later)
+    assert not shown.mirror.notice_loss(poll(boot=""), asked_at=shown.later), "told once"
     shown.mirror.flush()
-    assert shown.registry.calls[-1] == ("set_order", ("a", order))
-    assert shown.registry.names == ["rebuild", "set_order"]
-    assert shown.mirror.boot != boot
+    (name, (entry, head, states, _)), last = shown.registry.calls
+    assert (name, head.seq, [s.version for s in states]) == ("rebuild", 1, [1])
+    assert entry.boot not in ("", shown.boot)
+    assert last == ("set_order", ("a", order))
     assert shown.mirror.is_current
+
+
+@pytest.mark.parametrize(
+    ("boot", "head_seq", "lost"),
+    [("ours", 1, False), ("", -1, True), ("another", 1, True), ("ours", 0, True)],
+    ids=["as it was", "flushed", "replaced", "a copy that lagged"],
+)
+def test_a_loss_is_seen_by_boot_or_head(boot: str, head_seq: int, lost: bool) -> None:
+    """Only in a reading that began after the newest record was shown."""
+    shown = Shown()
+    shown.commit(1)
+    shown.mirror.flush()
+    found = poll(boot=shown.boot if boot == "ours" else boot, head_seq=head_seq)
+    assert not shown.mirror.notice_loss(found, asked_at=0.0)
+    assert shown.mirror.notice_loss(found, asked_at=shown.later) == lost
+    shown.registry.calls.clear()
+    shown.mirror.flush()
+    assert shown.registry.names == (["rebuild"] if lost else [])
 
 
 def test_settings_travel_with_the_record_that_changed_them() -> None:
@@ -378,6 +405,7 @@ def poll(**parts: Any) -> Poll:
         "handins": {},
         "requests": (),
         "boot": "b",
+        "head_seq": 0,
         "asked": {},
         "broken": (),
     }
