@@ -1,0 +1,500 @@
+"""The learner's rules at a step boundary: what is handed in, adopted, or ends it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from ddl.config import AdoptSettings, LivenessSettings, Settings, StopSettings
+from ddl.core.invariants import check_learner
+from ddl.core.learner import LearnerMachine, Staged
+from ddl.protocol.records import (
+    Amount,
+    BeatReply,
+    FragmentState,
+    Head,
+    Order,
+    Receipt,
+    Round,
+    Work,
+    held_digest,
+)
+from tests.core_records import genesis, handin, ref
+
+
+def machine(num_fragments: int = 2, **settings: Any) -> LearnerMachine:
+    return LearnerMachine(
+        learner="a",
+        incarnation=2,
+        shares=(0.75, 0.25)[:num_fragments] if num_fragments == 2 else (1.0,),
+        settings=msgspec.structs.replace(Settings(), **settings),
+        now=100.0,
+    )
+
+
+def state(fragment: int, version: int, line: int = 0) -> FragmentState:
+    published = ref(f"f{fragment}v{version}")
+    return FragmentState(fragment=fragment, version=version, line=line, published=published)
+
+
+def stage(learner: LearnerMachine, fragment: int, version: int, line: int = 0) -> None:
+    learner.on_fragments([state(fragment, version, line)])
+    learner.on_staged(fragment, Staged(version, line, ref(f"f{fragment}v{version}").sha256))
+
+
+def aligned(**settings: Any) -> LearnerMachine:
+    """A learner that holds version 0 of both fragments."""
+    learner = machine(**settings)
+    stage(learner, 0, 0)
+    stage(learner, 1, 0)
+    learner.begin(learner.plan(100.0))
+    assert learner.aligned
+    return learner
+
+
+def head(seq: int = 1, **changes: Any) -> Head:
+    record = Head(
+        seq=seq, global_version=seq, line=0, epoch=1, digest="", progress=0.0, lineage="lineage"
+    )
+    return msgspec.structs.replace(record, **changes)
+
+
+def reply(**changes: Any) -> BeatReply:
+    record = BeatReply(now=0.0, boot="boot", registered=True, incarnation=2)
+    return msgspec.structs.replace(record, **changes)
+
+
+def open_round(fragment: int, launch: int, line: int = 0) -> Round:
+    return Round(
+        fragment=fragment,
+        version_before=0,
+        launch=launch,
+        line=line,
+        opened_at=0.0,
+        deadline_at=5.0,
+    )
+
+
+def steps(learner: LearnerMachine, count: int, tokens: int = 100) -> None:
+    for _ in range(count):
+        learner.on_step(tokens)
+
+
+def receipt(seq: int, fragment: int = 0, fate: Any = "merged", incarnation: int = 2) -> Receipt:
+    return Receipt(
+        learner="a",
+        incarnation=incarnation,
+        fragment=fragment,
+        seq=seq,
+        fate=fate,
+        steps=3,
+        tokens=300,
+    )
+
+
+# ---- the first model --------------------------------------------------------------------------
+
+
+def test_the_first_model_is_taken_whole_or_not_at_all() -> None:
+    """Half a model is no model: nothing is adopted until every fragment of one line is staged."""
+    learner = machine()
+    stage(learner, 0, 3)
+    assert not learner.plan(100.0)
+    stage(learner, 1, 2, line=1)
+    assert not learner.plan(100.0)
+    stage(learner, 1, 2)
+    plan = learner.plan(100.0)
+    assert [(a.fragment, a.version, a.realign) for a in plan.adoptions] == [
+        (0, 3, True),
+        (1, 2, True),
+    ]
+    learner.begin(plan)
+    assert learner.held == (3, 2)
+    assert learner.realigns == 1
+
+
+def test_a_slow_link_gathers_a_whole_model() -> None:
+    """Until it has one, what is not staged at all goes before newer versions of what is."""
+    learner = machine()
+    learner.on_fragments([state(0, 1), state(1, 1)])
+    assert [s.fragment for s in learner.wanted()] == [0, 1]
+    stage(learner, 0, 1)
+    learner.on_fragments([state(0, 2)])
+    assert [(s.fragment, s.version) for s in learner.wanted()] == [(1, 1), (0, 2)]
+    learner.on_staged(1, Staged(1, 0, "h"))
+    learner.begin(learner.plan(100.0))
+    assert learner.held == (1, 1)
+    assert [(s.fragment, s.version) for s in learner.wanted()] == [(0, 2)]
+
+
+def test_before_it_is_aligned_a_learner_hands_nothing_in() -> None:
+    """Steps on a model of its own making are of no use to the run."""
+    learner = machine()
+    steps(learner, 3)
+    learner.on_beat(reply(rounds=(open_round(0, 1),)))
+    assert not learner.plan(100.0).snapshots
+
+
+# ---- handing in -------------------------------------------------------------------------------
+
+
+def test_an_open_round_pulls_what_there_is() -> None:
+    """The snapshot names launch, base, versions held, and all work so far, this included."""
+    learner = aligned()
+    steps(learner, 3)
+    learner.on_beat(reply(rounds=(open_round(0, 7),)))
+    (snapshot,) = learner.plan(100.0).snapshots
+    assert (snapshot.fragment, snapshot.seq, snapshot.launch, snapshot.oldest_base) == (0, 1, 7, 0)
+    assert (snapshot.steps, snapshot.tokens) == (3, 300)
+    assert snapshot.total == Amount(steps=3, tokens=300)
+    assert snapshot.held == (0, 0)
+    hashes = {p: ref(f"f{p}v0").sha256 for p in (0, 1)}
+    assert snapshot.held_digest == held_digest(hashes)
+
+
+def test_planning_changes_nothing() -> None:
+    """A plan that is not begun may be made again."""
+    learner = aligned()
+    steps(learner, 3)
+    learner.on_beat(reply(rounds=(open_round(0, 7),)))
+    assert learner.plan(100.0) == learner.plan(100.0)
+
+
+def test_nothing_to_hand_in_without_a_step() -> None:
+    """A pull waits for the first applied step; a skipped one counts nothing."""
+    learner = aligned()
+    learner.on_beat(reply(rounds=(open_round(0, 7),)))
+    assert not learner.plan(100.0).snapshots
+    learner.on_step(100, applied=False)
+    assert not learner.plan(100.0).snapshots
+    learner.on_step(100)
+    assert learner.plan(100.0).snapshots
+
+
+def test_one_outstanding_contribution_a_fragment() -> None:
+    """Until its receipt is known there is no further one; newer steps stay in u."""
+    learner = aligned()
+    steps(learner, 3)
+    learner.on_beat(reply(rounds=(open_round(0, 7),)))
+    learner.begin(learner.plan(100.0))
+    learner.on_encoded(0)
+    learner.on_announced(0)
+    steps(learner, 2)
+    learner.on_beat(reply(rounds=(open_round(0, 8),)))
+    assert not learner.plan(100.0).snapshots
+    assert learner.outstanding == [(2, 0, 1)]
+    learner.on_beat(reply(rounds=(open_round(0, 8),), receipts=(receipt(1),)))
+    (snapshot,) = learner.plan(100.0).snapshots
+    assert (snapshot.seq, snapshot.steps, snapshot.total) == (2, 2, Amount(steps=5, tokens=500))
+    assert not check_learner(learner)
+
+
+def test_a_round_is_answered_once() -> None:
+    """Even if the receipt comes while the round is still shown."""
+    learner = aligned()
+    steps(learner, 1)
+    learner.on_beat(reply(rounds=(open_round(0, 7),)))
+    learner.begin(learner.plan(100.0))
+    learner.on_encoded(0)
+    learner.on_announced(0)
+    steps(learner, 1)
+    learner.on_beat(reply(rounds=(open_round(0, 7),), receipts=(receipt(1),)))
+    assert not learner.plan(100.0).snapshots
+
+
+def test_a_pull_outlives_its_round() -> None:
+    """A round that closed between two boundaries is answered late; a newer one takes its place."""
+    learner = aligned()
+    learner.on_beat(reply(rounds=(open_round(0, 7), open_round(1, 8))))
+    learner.on_beat(reply(rounds=()))
+    learner.on_beat(reply(rounds=(open_round(0, 9),)))
+    steps(learner, 1)
+    assert sorted(s.launch for s in learner.plan(100.0).snapshots) == [8, 9]
+
+
+def test_the_most_overdue_fragments_go_first_and_few_at_a_time() -> None:
+    """At most two uploads wait, those with the most steps not handed in; a drain takes all."""
+    learner = LearnerMachine(
+        learner="a", incarnation=2, shares=(0.25,) * 4, settings=Settings(), now=100.0
+    )
+    for p in range(4):
+        stage(learner, p, 0)
+    learner.begin(learner.plan(100.0))
+    steps(learner, 1)
+    learner.on_beat(reply(rounds=(open_round(2, 1),)))
+    learner.begin(learner.plan(100.0))
+    learner.on_encoded(2)
+    learner.on_announced(2)
+    learner.on_beat(reply(receipts=(receipt(1, 2),)))
+    steps(learner, 1)
+    learner.on_beat(reply(rounds=tuple(open_round(p, 10 + p) for p in (2, 3, 0, 1))))
+    assert [s.fragment for s in learner.plan(100.0).snapshots] == [0, 1]
+    learner.drain()
+    assert [s.fragment for s in learner.plan(100.0).snapshots] == [0, 1, 3, 2]
+
+
+def test_rounds_of_another_line_pull_nothing() -> None:
+    """After a rollback the learner re-aligns first."""
+    learner = aligned()
+    steps(learner, 1)
+    learner.on_beat(reply(rounds=(open_round(0, 7, line=1),)))
+    assert not learner.plan(100.0).snapshots
+
+
+def test_weights_that_are_not_finite_are_given_up() -> None:
+    """Nothing was handed in: the number is used again, the steps are discarded, and the run's
+    weights are taken anew."""
+    learner = aligned()
+    steps(learner, 3)
+    learner.on_beat(reply(rounds=(open_round(0, 7),)))
+    learner.begin(learner.plan(100.0))
+    learner.on_spoiled(0)
+    assert learner.outstanding == []
+    assert learner.tracks[0].seq == 0
+    assert learner.tracks[0].discarded == Amount(steps=3, tokens=300)
+    assert not learner.aligned
+    assert not check_learner(learner)
+
+
+def test_a_predecessor_s_contribution_blocks_its_fragment() -> None:
+    """What the old life announced must have its receipt before the new one hands in that fragment."""
+    learner = aligned()
+    learner.on_inherited(handin(genesis(), "a", 0))
+    steps(learner, 1)
+    learner.on_beat(reply(rounds=(open_round(0, 7), open_round(1, 8))))
+    assert [s.fragment for s in learner.plan(100.0).snapshots] == [1]
+    learner.on_beat(reply(receipts=(receipt(1, incarnation=1),)))
+    assert sorted(s.fragment for s in learner.plan(100.0).snapshots) == [0, 1]
+
+
+# ---- adopting ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("mode", "kept", "base"), [("carry", 5, 0), ("blend", 2, 0), ("overwrite", 0, 1)]
+)
+def test_adoption_in_the_middle_of_an_interval(mode: Any, kept: int, base: int) -> None:
+    """5 steps of 100 on v0, then v1: carry keeps all under the older base, blend int(5/2) of them,
+    overwrite none, so that the next step is on v1. What is not kept is discarded."""
+    learner = aligned(adopt=AdoptSettings(mode=mode, alpha=0.5))
+    steps(learner, 5)
+    stage(learner, 0, 1)
+    learner.begin(learner.plan(100.0))
+    track = learner.tracks[0]
+    assert track.in_u.steps == kept
+    assert track.discarded.steps == 5 - kept
+    assert learner.tracks[1].in_u.steps == 5
+    steps(learner, 1)
+    learner.on_beat(reply(rounds=(open_round(0, 7),)))
+    (snapshot,) = learner.plan(100.0).snapshots
+    assert (snapshot.oldest_base, snapshot.steps, snapshot.held) == (base, kept + 1, (1, 0))
+    assert not check_learner(learner)
+
+
+def test_a_fragment_is_not_adopted_while_its_anchor_moves() -> None:
+    """Neither at the boundary of its snapshot nor until that is encoded; others are."""
+    learner = aligned()
+    steps(learner, 1)
+    stage(learner, 0, 1)
+    stage(learner, 1, 1)
+    learner.on_beat(reply(rounds=(open_round(0, 7),)))
+    plan = learner.plan(100.0)
+    assert [s.fragment for s in plan.snapshots] == [0]
+    assert [a.fragment for a in plan.adoptions] == [1]
+    learner.begin(plan)
+    assert not learner.plan(100.0).adoptions
+    learner.on_encoded(0)
+    assert [(a.fragment, a.realign) for a in learner.plan(100.0).adoptions] == [(0, False)]
+
+
+@pytest.mark.parametrize("how", ["refusal", "order", "rollback"])
+def test_realigning_throws_u_away(how: str) -> None:
+    """After a refusal, an order or a rollback the whole model is taken anew, and u is discarded
+    even in carry mode."""
+    learner = aligned()
+    steps(learner, 3)
+    line = 0
+    if how == "refusal":
+        learner.on_beat(reply(rounds=(open_round(0, 7),)))
+        learner.begin(learner.plan(100.0))
+        learner.on_encoded(0)
+        learner.on_announced(0)
+        learner.on_beat(reply(receipts=(receipt(1, fate="refused"),)))
+    elif how == "order":
+        order = Order(kind="realign", incarnation=2, reason="norm")
+        learner.on_beat(reply(order=order))
+    else:
+        line = 1
+        stage(learner, 0, 1)
+        learner.on_beat(reply(head=head(line=1)))
+        assert learner.tracks[0].staged is None
+    assert not learner.plan(100.0)
+    steps(learner, 1)
+    stage(learner, 0, 5, line)
+    assert not learner.plan(100.0)
+    stage(learner, 1, 5, line)
+    learner.begin(learner.plan(100.0))
+    assert learner.aligned
+    assert learner.realigns == 2
+    assert [track.in_u.steps for track in learner.tracks] == [0, 0]
+    assert not check_learner(learner)
+
+
+def test_an_order_is_obeyed_once() -> None:
+    """It stands in every reply until it is withdrawn; it is not for another incarnation."""
+    learner = aligned()
+    learner.on_beat(reply(order=Order(kind="realign", incarnation=1)))
+    assert learner.aligned
+    order = Order(kind="realign", incarnation=2)
+    learner.on_beat(reply(order=order))
+    stage(learner, 0, 0)
+    stage(learner, 1, 0)
+    learner.begin(learner.plan(100.0))
+    learner.on_beat(reply(order=order))
+    assert learner.aligned
+
+
+def test_a_laggard_s_answer_is_not_followed() -> None:
+    """An older head (a stale replica) does not take the learner back."""
+    learner = aligned()
+    learner.on_beat(reply(head=head(seq=5)))
+    learner.on_beat(reply(head=head(seq=4)))
+    assert learner.next_seq == 6
+    learner.on_fragments([state(0, 4), state(0, 3)])
+    assert [s.version for s in learner.wanted()] == [4]
+
+
+# ---- ending and pausing -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind", "reason"),
+    [
+        ({"incarnation": 3}, "fenced", "incarnation 3 of a has taken over"),
+        ({"order": Order(kind="kick", incarnation=2, reason="bad data")}, "kicked", "bad data"),
+        ({"head": head(state="stopped")}, "ended", "the run has ended"),
+    ],
+)
+def test_reasons_to_stop(changes: dict[str, Any], kind: str, reason: str) -> None:
+    """Each says who or what."""
+    learner = aligned()
+    assert learner.plan(100.0).stop is None
+    learner.on_beat(reply(**changes))
+    stop = learner.plan(100.0).stop
+    assert stop is not None
+    assert stop.kind == kind
+    assert reason in stop.reason
+
+
+def test_a_drain_ends_when_all_is_handed_in() -> None:
+    """Not while something is being uploaded."""
+    learner = aligned()
+    steps(learner, 2)
+    learner.on_beat(reply(rounds=(open_round(0, 7),), order=Order(kind="drain", incarnation=2)))
+    plan = learner.plan(100.0)
+    assert plan.snapshots
+    assert plan.stop is None
+    learner.begin(plan)
+    assert learner.plan(100.0).stop is None
+    learner.on_encoded(0)
+    learner.on_announced(0)
+    stop = learner.plan(100.0).stop
+    assert stop is not None
+    assert stop.kind == "drained"
+
+
+@pytest.mark.parametrize("action", ["pause", "exit"])
+def test_offline_for_too_long(action: Any) -> None:
+    """Beyond `max_offline_s` a learner pauses or ends, as set; an answer makes it go on."""
+    learner = aligned(liveness=LivenessSettings(max_offline_s=60.0, offline_action=action))
+    learner.on_beat(reply())
+    learner.on_silence(200.0)
+    learner.on_silence(230.0)
+    assert not learner.plan(260.0)
+    plan = learner.plan(260.5)
+    assert bool(plan.pause) == (action == "pause")
+    assert (plan.stop is not None and plan.stop.kind == "offline") == (action == "exit")
+    learner.begin(plan)
+    assert learner.paused == (action == "pause")
+    learner.on_beat(reply())
+    assert not learner.plan(261.0)
+
+
+def test_redis_rebuilt_means_register_again() -> None:
+    """A new boot, or not being known, asks for a registration."""
+    learner = aligned()
+    asked = []
+    for answer in (
+        reply(),
+        reply(boot="other"),
+        reply(boot="other"),
+        reply(boot="", registered=False),
+    ):
+        learner.on_beat(answer)
+        asked.append(learner.must_register)
+    assert asked == [False, True, False, True]
+
+
+# ---- the clock --------------------------------------------------------------------------------
+
+
+def test_the_clock_counts_the_unmerged_work_of_all_by_one_s_own() -> None:
+    """Progress 1000 at the head, 200 own tokens since. A third of the tokens merged lately were its
+    own, so 600 of all; a share below its equal part does not make the clock run ahead."""
+    learner = aligned()
+    steps(learner, 2)
+    third = {"a": 1 / 3, "b": 1 / 3, "c": 1 / 3}
+    learner.on_beat(reply(head=head(progress=1000.0, shares=third)))
+    assert learner.progress_tokens() == 1600
+    for shares, expected in (
+        ({"a": 0.5, "b": 0.5}, 1400),
+        ({"a": 0.8, "b": 0.2}, 1250),
+        ({"a": 0.1, "b": 0.9}, 1400),
+        ({"b": 0.5, "c": 0.5}, 1600),
+        ({}, 1200),
+    ):
+        learner = aligned()
+        steps(learner, 2)
+        learner.on_beat(reply(head=head(progress=1000.0, shares=shares)))
+        assert learner.progress_tokens() == expected, shares
+
+
+def test_the_clock_never_falls_but_on_a_new_line() -> None:
+    """An estimate that was too high is held until the run has caught up."""
+    learner = aligned()
+    steps(learner, 2)
+    learner.on_beat(reply(head=head(progress=1000.0, shares={"b": 0.5, "c": 0.5})))
+    assert learner.progress_tokens() == 1600
+    learner.on_beat(reply(head=head(seq=2, progress=1100.0, shares={"a": 1.0})))
+    assert learner.progress_tokens() == 1600
+    learner.on_beat(reply(head=head(seq=3, line=1, progress=500.0)))
+    stage(learner, 0, 9, line=1)
+    stage(learner, 1, 9, line=1)
+    learner.begin(learner.plan(100.0))
+    assert learner.progress_tokens() == 500
+
+
+def test_the_fraction_of_the_budget() -> None:
+    """The larger of tokens and commits used, at most 1; 0 without a budget."""
+    learner = aligned()
+    learner.on_beat(reply(head=head(progress=400.0, global_version=30)))
+    assert learner.progress_fraction() == 0.0
+    learner.settings = msgspec.structs.replace(
+        learner.settings, stop=StopSettings(tokens=1000, commits=60)
+    )
+    assert learner.progress_fraction() == 0.5
+    learner.on_beat(reply(head=head(seq=2, progress=4000.0, global_version=30)))
+    assert learner.progress_fraction() == 1.0
+
+
+def test_work_is_weighted_by_the_fragments_shares() -> None:
+    """Fragment 0 (3/4 of the parameters) handed in, fragment 1 (1/4) still in u: 3 steps in all."""
+    learner = aligned()
+    steps(learner, 4)
+    learner.on_beat(reply(rounds=(open_round(0, 7),)))
+    learner.begin(learner.plan(100.0))
+    assert learner.work("handed_in") == Work(steps=3.0, tokens=300.0)
+    assert learner.work("in_u") == Work(steps=1.0, tokens=100.0)
+    assert learner.work("discarded") == Work()
