@@ -149,3 +149,17 @@ def test_ddl_stop_ends_the_run(toml: Path, processes: Processes, redis_url: str)
     assert "enough" in processes.log(0).read_text()
     again = subprocess.run(stop, capture_output=True, text=True, check=True)
     assert again.stdout == f"{RUN} has stopped already, at version 0\n"
+
+
+def test_nothing_can_be_stopped_without_a_coordinator(
+    toml: Path, processes: Processes, redis_url: str
+) -> None:
+    """A wish that nobody would take up is not left behind."""
+    coordinator = processes.start(toml)
+    processes.serving(0)
+    coordinator.terminate()
+    assert coordinator.wait(20) == 0
+    stop = [*DDL, "stop", f"{redis_url}?run={RUN}"]
+    said = subprocess.run(stop, capture_output=True, text=True, check=False)
+    assert said.returncode == 1
+    assert f"no coordinator of '{RUN}' is running" in said.stderr
