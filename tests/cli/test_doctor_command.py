@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -84,6 +85,18 @@ def test_places_can_be_named_without_a_run(
             result = doctor()
     assert store in result.stdout
     assert result.stdout.splitlines()[-1].endswith("0 warnings, 0 failed")
+
+
+def test_torch_is_never_imported_here(tmp_path: Path) -> None:
+    """It is asked in a process of its own, so that a broken driver takes nothing else with it."""
+    store = (tmp_path / "store").as_uri()
+    code = (
+        "import sys; from typer.testing import CliRunner; from ddl_cli.app import app; "
+        f"done = CliRunner().invoke(app, ['doctor', '--store', {store!r}]); "
+        "assert 'torch.version' in done.stdout, done; assert 'torch' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
 
 
 def test_settings_that_cannot_be_read_are_a_usage_error(

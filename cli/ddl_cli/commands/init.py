@@ -84,7 +84,7 @@ def _checked_store(store: str) -> str:
             f"--store {safe_url(store)} is not the address of a store",
             hint="Use file:///DIR or s3://BUCKET/PREFIX",
         )
-    parse_address(f"{store.rstrip('/')}/demo")
+    parse_address(f"{store}/folder/run")  # raises for a store in which no run can lie
     return store
 
 
