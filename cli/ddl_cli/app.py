@@ -11,7 +11,22 @@ from rich.console import Console
 
 from ddl import __version__
 from ddl.errors import DdlError
-from ddl_cli.commands import config, coordinator, demo, doctor, export, init, learner, status, stop
+from ddl_cli.commands import (
+    config,
+    coordinator,
+    demo,
+    doctor,
+    evaluate,
+    export,
+    fork,
+    init,
+    learner,
+    rm,
+    runs,
+    status,
+    stop,
+    verify,
+)
 from ddl_cli.exits import exit_code
 
 app = typer.Typer(
@@ -71,6 +86,11 @@ app.command("doctor")(doctor.doctor)
 app.add_typer(config.app, name="config")
 app.command("stop")(stop.stop)
 app.command("export")(export.export)
+app.command("evaluate")(evaluate.evaluate)
+app.command("verify")(verify.verify)
+app.command("runs")(runs.runs)
+app.command("fork")(fork.fork)
+app.command("rm")(rm.rm)
 
 
 def main() -> None:

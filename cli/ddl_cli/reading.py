@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from ddl.core.snapshot import snapshot, snapshot_of_log
 from ddl.errors import DdlError, RegistryError
 from ddl.protocol.address import safe_url
-from ddl.protocol.keys import ObjectKeys
 from ddl.protocol.records import RunSnapshot
 from ddl_cli.exits import Exit
 from ddl_cli.resolve import Place
 from ddl_cli.units import short_time
+
+if TYPE_CHECKING:
+    from ddl.store.base import Store
 
 EVENTS_READ: Final = 100
 """Newest events that one look brings: more than come between two looks."""
@@ -81,21 +83,30 @@ def first_look(place: Place, read: Read) -> tuple[RunSnapshot, Exit]:
 
 def _from_store(place: Place, reason: str) -> RunSnapshot:
     """The run as the newest record in the store tells it. Raises: DdlError, StoreError."""
-    from ddl.coordinator.history import History
-    from ddl.store.search import last_present
-
     store = place.open_store()
     try:
-        history = History(store, place.run)
-        run = history.run_record()
-        if run is None:
+        found = read_log(store, place.run, redis_error=reason)
+        if found is None:
             raise DdlError(
                 f"there is no run {place.run!r} in {store.url}",
                 hint="A store's address in --store or DDL_STORE stands without the run's name",
             )
-        keys = ObjectKeys(place.run)
-        seq = last_present(lambda number: store.head(keys.commit(number)) is not None)
-        newest = history.read(seq) if seq else None
-        return snapshot_of_log(run, newest.record if newest else None, redis_error=reason)
+        return found
     finally:
         store.close()
+
+
+def read_log(store: Store, run_name: str, *, redis_error: str) -> RunSnapshot | None:
+    """The run as the newest record in the store tells it; None if there is no such run.
+
+    Raises: ProtocolError; RefusedError if it is being removed; StoreError.
+    """
+    from ddl.coordinator.history import History
+
+    history = History(store, run_name)
+    run = history.run_record()
+    if run is None:
+        return None
+    seq = history.newest_seq()
+    newest = history.read(seq) if seq else None
+    return snapshot_of_log(run, newest.record if newest else None, redis_error=redis_error)

@@ -11,7 +11,7 @@ import typer
 
 from ddl import config
 from ddl.config import StoreSettings
-from ddl.errors import ConfigError
+from ddl.errors import ConfigError, DdlError
 from ddl.protocol.address import check_redis_url, parse_address
 
 if TYPE_CHECKING:
@@ -87,6 +87,28 @@ class Place:
                 hint=f"Give --store file:///DIR or s3://BUCKET/PREFIX, or set {STORE_VARIABLE}",
             )
         return open_url(self.store_url, settings=self.store)
+
+    def find_store(self) -> Store:
+        """The store that was named, else the one that Redis knows the run by.
+
+        Raises: ConfigError when neither is named; DdlError when Redis does not know the run;
+            RegistryError, StoreError.
+        """
+        if self.store_url is not None:
+            return self.open_store()
+        from ddl.store.open_url import open_url
+
+        registry = self.reader()
+        try:
+            entry = registry.read_entry()
+        finally:
+            registry.close()
+        if entry is None:
+            raise DdlError(
+                f"Redis does not know the run {self.run!r}",
+                hint="Give the store instead, as file:///DIR/NAME or s3://BUCKET/PREFIX/NAME",
+            )
+        return open_url(entry.store_url, settings=entry.run.settings.store)
 
 
 def resolve(

@@ -103,6 +103,8 @@ def audit_log(
     Raises: ConfigError: there is no such run; RefusedError, ProtocolError; StoreError.
     """
     run = History(store, run_name).existing_run()
+    if head is not None and head.lineage != run.lineage:
+        head = None  # of another run of the same name: no witness of this one
     audit = Audit(run=run, log=LogState.genesis(run), promises=Promises(run.settings.keep))
     return _Auditor(store, audit, report).read(head, tick)
 

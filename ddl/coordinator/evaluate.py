@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import torch
@@ -11,9 +11,33 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from ddl.config import Scalar, Settings
+from ddl.coordinator.export import model_tensors
+from ddl.coordinator.history import History
 from ddl.errors import IntegrityError, TaskError
 from ddl.merge.inspect import describe_model
+from ddl.protocol.records import Record, RunRecord
+from ddl.protocol.wire import SCHEMA
+from ddl.store.base import Store
 from ddl.task import TaskContext, load_task
+
+
+class Measured(Record, frozen=True, kw_only=True):
+    """One version, the log record that made it, and what the task's `evaluate` says of it."""
+
+    global_version: int
+    seq: int
+    progress: float
+    measures: dict[str, float]
+
+
+class Evaluation(Record, frozen=True, kw_only=True):
+    """What `ddl evaluate --json` prints."""
+
+    schema: int = SCHEMA
+    run: str
+    lineage: str
+    task: str
+    versions: tuple[Measured, ...]
 
 
 class Evaluator:
@@ -72,7 +96,8 @@ class Evaluator:
         """
         self._load(weights, what)
         self._model.eval()
-        with torch.random.fork_rng():  # a measure may draw samples: the same ones for every version
+        # a measure may draw samples: let them be the same ones for every version
+        with torch.no_grad(), torch.random.fork_rng():
             torch.manual_seed(self._seed)
             try:
                 measures = self._evaluate(self._model)
@@ -99,6 +124,27 @@ class Evaluator:
                         hint="Use the task file and the arguments of the run",
                     )
                 tensor.copy_(weights[name])
+
+
+def evaluate_versions(
+    store: Store, run: RunRecord, versions: Iterable[int | None], evaluator: Evaluator
+) -> Iterator[Measured]:
+    """Measure global versions of a run, in the order given; None stands for the newest.
+
+    Raises: ConfigError: no such version; IntegrityError: an object is missing (a version that is not
+        kept any more) or damaged; otherwise as `Evaluator.measure`; StoreError.
+    """
+    history = History(store, run.name)
+    for version in versions:
+        log = history.fold(run) if version is None else history.fold_to(run, version)
+        weights = dict(model_tensors(store, run, log))
+        what = f"version {log.global_version} of run {run.name!r}"
+        yield Measured(
+            global_version=log.global_version,
+            seq=log.seq,
+            progress=log.progress,
+            measures=evaluator.measure(weights, what=what),
+        )
 
 
 def evaluate_file(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import queue
-import secrets
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -18,9 +17,9 @@ from ddl.coordinator.lease import LeaseKeeper, new_holder, take
 from ddl.coordinator.service import Message, Outcome, Service
 from ddl.core.log import LogState
 from ddl.core.machine import Machine
-from ddl.errors import ConfigError, StoreError
+from ddl.errors import ConfigError, LeaseLostError, StoreError
 from ddl.journal import Journal
-from ddl.protocol import keys
+from ddl.protocol.keys import ObjectKeys
 from ddl.protocol.records import RunRecord
 from ddl.registry.base import CoordinatorRegistry
 from ddl.registry.coordinator import RedisCoordinator
@@ -122,6 +121,14 @@ class Coordinator:
                 log = LogState.genesis(run)
             resume.check_run(run, self._options.loaded, self._options.task_file, self._journal)
             self._history.follow(log)
+            if (
+                log.epoch >= keeper.lease.epoch
+            ):  # its lease is in another Redis, or was lost with one
+                raise LeaseLostError(
+                    f"a coordinator with epoch {log.epoch} has just written record {log.seq}; "
+                    f"ours is {keeper.lease.epoch}",
+                    hint="See that all coordinators use one Redis, then start again",
+                )
             resume.check_objects(self._store, log)
             self._journal.tell(
                 "run.entered",
@@ -156,7 +163,7 @@ class Coordinator:
         ttl_s = self._settings.liveness.lease_s
         lease = take(
             self._registry,
-            new_holder(secrets.token_hex(4)),
+            new_holder(),
             ttl_s=ttl_s,
             min_epoch=min_epoch,
             clock=self._clock,
@@ -179,7 +186,7 @@ class Coordinator:
             keeper.close()
 
     def _probe_store(self) -> None:
-        key = keys.probe(f"{self._settings.run.name}-lease")
+        key = ObjectKeys(self._settings.run.name).lease_probe
         self._store.put(key, b"the coordinator writes this when it has nothing else to write")
 
     def _create(self) -> RunRecord:

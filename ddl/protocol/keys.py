@@ -49,6 +49,11 @@ class ObjectKeys:
     def commits(self) -> str:
         return f"{self.run}/commits/"
 
+    @property
+    def lease_probe(self) -> str:
+        """What a coordinator writes when it has nothing else to write."""
+        return probe(f"{self.run}-lease")
+
     def commit(self, seq: int) -> str:
         """Log record `seq` >= 1. Create-once, dense, never deleted."""
         return f"{self.run}/commits/{seq:012d}.json"

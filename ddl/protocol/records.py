@@ -117,11 +117,13 @@ class RunRecord(Record, frozen=True, kw_only=True):
 class Removal(Record, frozen=True, kw_only=True):
     """Stands in place of `run.json` while `ddl rm` deletes the run's objects.
 
-    No reader takes it for a run, and the name stays taken until all is gone.
+    No reader takes it for a run, and the name stays taken until all is gone. `lineage` is empty if
+    there was no `run.json` that could be read.
     """
 
     schema: int = SCHEMA
     removed_run: str
+    lineage: str
     removed_at: float
     who: str
 

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from ddl.errors import DdlError
-from ddl_cli.resolve import Place, RedisOption, RunArgument, StoreOption, resolve
-
-if TYPE_CHECKING:
-    from ddl.store.base import Store
+from ddl_cli.resolve import RedisOption, RunArgument, StoreOption, resolve
 
 
 def export(
@@ -38,28 +34,9 @@ def export(
     from ddl.coordinator.export import export_model
 
     place = resolve(run, redis=redis, store=store)
-    opened = _open_store(place)
+    opened = place.find_store()
     try:
         exported = export_model(opened, place.run, out, at=at)
     finally:
         opened.close()
     typer.echo(msgspec.json.encode(exported).decode() if as_json else exported.path)
-
-
-def _open_store(place: Place) -> Store:
-    """The store that was named, else the one that Redis knows the run by."""
-    if place.store_url is not None:
-        return place.open_store()
-    from ddl.store.open_url import open_url
-
-    registry = place.reader()
-    try:
-        entry = registry.read_entry()
-    finally:
-        registry.close()
-    if entry is None:
-        raise DdlError(
-            f"Redis does not know the run {place.run!r}",
-            hint="Give the store instead, as file:///DIR/NAME or s3://BUCKET/PREFIX/NAME",
-        )
-    return open_url(entry.store_url, settings=entry.run.settings.store)

@@ -1,0 +1,95 @@
+"""`ddl verify`: is everything in the store as the log says?"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ddl.errors import RegistryError
+from ddl_cli.exits import Exit
+from ddl_cli.resolve import Place, RedisOption, RunArgument, StoreOption, resolve
+from ddl_cli.units import short_number
+
+if TYPE_CHECKING:
+    from ddl.coordinator.verify import Verification
+    from ddl.protocol.records import Head
+
+
+def verify(
+    run: RunArgument,
+    replay: Annotated[
+        bool,
+        typer.Option(
+            "--replay",
+            help="Also merge the kept contributions again: they must give the same bytes. "
+            'For all of them, the run needs keep.contributions = "all".',
+        ),
+    ] = False,
+    redis: RedisOption = None,
+    store: StoreOption = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object (Verification).")
+    ] = False,
+) -> None:
+    """Check a run as it lies in the store: its log, its ledger, and every object.
+
+    The run may be going on meanwhile. Exit code 6 if anything is not as it should be.
+    """
+    place = resolve(run, redis=redis, store=store)
+    head = _head(place)
+    from ddl.coordinator.verify import verify_run
+    from ddl.protocol.wire import canonical
+    from ddl_cli.progress import bars
+
+    opened = place.find_store()
+    try:
+        with bars() as tick:
+            found = verify_run(opened, place.run, replay=replay, head=head, tick=tick)
+    finally:
+        opened.close()
+    typer.echo(canonical(found) if as_json else text(found))
+    if found.num_differences:
+        raise typer.Exit(Exit.INTEGRITY)
+
+
+def text(found: Verification) -> str:
+    """What was looked at, and every difference that is told."""
+    gone = f"; {found.num_gone} more are not kept any more" if found.num_gone else ""
+    lines = [
+        f"{found.run}, lineage {found.lineage[:8]}, version {found.global_version}",
+        f"  log          {found.num_records} records with {found.num_receipts} receipts",
+        f"  checkpoints  {found.num_checkpoints}",
+        f"  objects      {found.num_objects}, {short_number(found.objects_bytes)}B{gone}",
+    ]
+    if found.replay is not None:
+        replay = found.replay
+        lines.append(f"  replay       {replay.num_equal} of {replay.num_steps} steps, same bytes")
+        lines += [f"    record {row.seq} not replayed: {row.why}" for row in replay.skipped]
+        if replay.num_skipped > len(replay.skipped):
+            lines.append(f"    and {replay.num_skipped - len(replay.skipped)} more not replayed")
+    lines += [f"  WRONG  {row.where}: {row.what}" for row in found.differences]
+    if found.num_differences > len(found.differences):
+        lines.append(f"  and {found.num_differences - len(found.differences)} more differences")
+    differences = (
+        "1 difference" if found.num_differences == 1 else f"{found.num_differences} differences"
+    )
+    lines.append(differences if found.num_differences else "everything is as the log says")
+    return "\n".join(lines)
+
+
+def _head(place: Place) -> Head | None:
+    """The newest record as Redis shows it, if one is named and answers: a log can be checked
+    against itself alone, but for its last record."""
+    if place.redis_url is None:
+        return None
+    registry = place.reader()
+    try:
+        return registry.view(num_facts=0).head
+    except RegistryError as error:
+        if place.store_url is None:
+            raise
+        typer.echo(f"not compared with Redis: {error}", err=True)
+        return None
+    finally:
+        registry.close()

@@ -1,0 +1,131 @@
+"""The runs of a Redis or of a store, one row each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from ddl.core.snapshot import PRESENT, snapshot
+from ddl.errors import ConfigError, ProtocolError, RefusedError
+from ddl.names import check_run_name
+from ddl.protocol.records import Record, RunSnapshot
+from ddl.protocol.wire import SCHEMA
+from ddl.registry.reader import RedisReader, read_runs
+from ddl.store.base import Store
+from ddl_cli.reading import read_log
+from ddl_cli.units import short_number
+
+
+class RunRow(Record, frozen=True, kw_only=True):
+    """One run. Where `problem` is not empty, only `name` and `store` count.
+
+    `state` is "running", "held", "paused" or "stopped" as the newest record says; `coordinator` is
+    the present holder, empty if there is none; `num_learners` are present. A store knows neither:
+    these two are None.
+    """
+
+    name: str
+    store: str
+    lineage: str = ""
+    state: str = ""
+    global_version: int = 0
+    progress: float = 0.0
+    loss: float | None = None
+    coordinator: str | None = None
+    num_learners: int | None = None
+    problem: str = ""
+
+
+class RunList(Record, frozen=True, kw_only=True):
+    """What `ddl runs --json` prints; `where` is the Redis or the store that was asked."""
+
+    schema: int = SCHEMA
+    where: str
+    runs: tuple[RunRow, ...]
+
+
+def runs_at_redis(url: str) -> Iterator[RunRow]:
+    """Those in the index of a Redis. Raises: AddressError, RegistryError."""
+    for name, index in read_runs(url).items():
+        registry = RedisReader(url, name)
+        try:
+            shown = snapshot(registry.view(num_facts=0))
+        except ProtocolError as error:  # one run of another version must not hide all others
+            yield RunRow(name=name, store=index.store, problem=str(error))
+            continue
+        finally:
+            registry.close()
+        if shown is None:
+            problem = "Redis has lost it; its store may still hold it"
+            yield RunRow(name=name, store=index.store, problem=problem)
+            continue
+        held = shown.coordinator.lease_left_s is not None
+        yield _row(
+            shown,
+            index.store,
+            coordinator=shown.coordinator.holder if held else "",
+            num_learners=sum(learner.state in PRESENT for learner in shown.learners),
+        )
+
+
+def runs_in_store(store: Store) -> Iterator[RunRow]:
+    """Those that lie in a store, by name. Raises: StoreError."""
+    for name in sorted(store.folders()):
+        try:
+            shown = read_log(store, check_run_name(name), redis_error="not asked")
+        except ConfigError:
+            continue  # no run can be called so
+        except (ProtocolError, RefusedError) as error:
+            yield RunRow(name=name, store=store.url, problem=str(error))
+            continue
+        if shown is not None:
+            yield _row(shown, store.url)
+
+
+def table(runs: RunList) -> RenderableType:
+    """The list for people; what is wrong with a run stands below."""
+    rows = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
+    for title in ("run", "state", "version", "tokens", "loss", "learners", "coordinator", "store"):
+        number = title in ("version", "tokens", "loss", "learners")
+        rows.add_column(title, justify="right" if number else "left", overflow="fold")
+    for row in runs.runs:
+        if not row.problem:
+            rows.add_row(*_cells(row))
+    problems = [Text(f"{row.name}: {row.problem}", "yellow") for row in runs.runs if row.problem]
+    return Group(*([rows] if rows.row_count else []), *problems)
+
+
+def _cells(row: RunRow) -> list[str]:
+    return [
+        row.name,
+        row.state,
+        str(row.global_version),
+        short_number(row.progress),
+        "-" if row.loss is None else f"{row.loss:.3f}",
+        "?" if row.num_learners is None else str(row.num_learners),
+        "?" if row.coordinator is None else row.coordinator or "none",
+        row.store,
+    ]
+
+
+def _row(
+    shown: RunSnapshot,
+    store: str,
+    *,
+    coordinator: str | None = None,
+    num_learners: int | None = None,
+) -> RunRow:
+    return RunRow(
+        name=shown.run.name,
+        store=store,
+        lineage=shown.run.lineage,
+        state=shown.run.state,
+        global_version=shown.run.global_version,
+        progress=shown.run.progress,
+        loss=shown.loss,
+        coordinator=coordinator,
+        num_learners=num_learners,
+    )

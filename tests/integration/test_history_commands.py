@@ -1,0 +1,535 @@
+"""What is done with a run that was: verify, evaluate, runs, fork, rm; on a real run's remains."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+import pytest
+from safetensors.torch import load_file
+
+from ddl.coordinator.history import History
+from ddl.coordinator.remove import find_remains, remove_objects
+from ddl.coordinator.verify import verify_run
+from ddl.embedded import EmbeddedRedis
+from ddl.errors import RefusedError, StoreUnavailableError
+from ddl.protocol.keys import ObjectKeys
+from ddl.protocol.records import LogRecord
+from ddl.protocol.wire import canonical, parse
+from ddl.registry.reader import RedisReader
+from ddl.store.local import LocalStore
+from ddl.store.open_url import open_url
+from ddl_cli import app
+from tests.coordinating import RUN, TASK, ScriptedLearner, options, running, write_run
+from tests.redis_servers import admin
+from tests.servers import S3Server, weed
+from tests.stores import HookedStore
+
+__all__ = ["weed"]
+
+KEYS = ObjectKeys(RUN)
+COMMITS = 6
+
+MEASURED_TASK = TASK.replace(
+    "return Task(model=",
+    """return Task(evaluate=lambda model: {
+        "sum": sum(p.double().sum() for p in model.parameters()), "seen": model.seen,
+        "drawn": torch.rand(()),
+    }, model=""",
+)
+
+
+class Outcome(NamedTuple):
+    """What `ddl` did."""
+
+    code: int
+    out: str
+    err: str
+
+
+Ddl = Callable[..., Outcome]
+
+
+@pytest.fixture
+def ddl(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Ddl:
+    """Runs `ddl ARGUMENTS` in this process."""
+
+    def run(*arguments: str) -> Outcome:
+        monkeypatch.setattr(sys, "argv", ["ddl", *arguments])
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            app.main()
+        told = capsys.readouterr()
+        assert isinstance(ended.value.code, int)
+        return Outcome(ended.value.code, told.out, told.err)
+
+    return run
+
+
+class Past(NamedTuple):
+    """A run that has stopped: two learners, six merges of two contributions, one refusal."""
+
+    folder: Path
+    redis_url: str
+
+    @property
+    def address(self) -> str:
+        return f"{self.redis_url}?run={RUN}"
+
+
+def refused_once(learner: ScriptedLearner) -> None:
+    """Hand in a NaN; the round it was for stays open."""
+    round_ = learner.open_round()
+    specs = learner.run.layout.by_fragment[round_.fragment]
+    name = next(spec.name for spec in specs if spec.kind == "parameter")
+    assert learner.receipt(learner.hand_in(round_, values={name: float("nan")})) == "refused"
+    learner.launches[round_.fragment] = -1
+
+
+@pytest.fixture(scope="module")
+def past(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Past]:
+    """Made once; tests leave it as it is."""
+    folder = tmp_path_factory.mktemp("past")
+    with EmbeddedRedis(folder / "redis", persist=False) as server:
+        toml = write_run(
+            folder,
+            redis_url=server.url,
+            round={"quorum": 2},
+            stop={"commits": COMMITS},
+            keep={"contributions": "all"},
+        )
+        (folder / "task.py").write_text(MEASURED_TASK)
+        with running(options(toml)) as coordinator:
+            store = LocalStore(folder / "store")
+            learners = [ScriptedLearner(server.url, store, name) for name in "ab"]
+            refused_once(learners[0])
+            for _ in range(COMMITS):
+                handins = [learner.hand_in(learner.open_round()) for learner in learners]
+                for learner, handin in zip(learners, handins, strict=True):
+                    assert learner.receipt(handin) == "merged"
+            coordinator.wait()
+        for learner in learners:
+            learner.leave()
+            learner.close()
+        yield Past(folder, server.url)
+
+
+@pytest.fixture
+def store(past: Past, tmp_path: Path) -> LocalStore:
+    """A copy of the run's store, to damage."""
+    shutil.copytree(past.folder / "store", tmp_path / "store")
+    return LocalStore(tmp_path / "store")
+
+
+def flip(store: LocalStore, key: str, at: int = -1) -> None:
+    """Change one byte of an object."""
+    data = store.get(key)
+    data[at] ^= 1
+    store.put(key, data)
+
+
+def first_key(store: LocalStore, prefix: str) -> str:
+    return next(info.key for info in store.list(prefix))
+
+
+def wrong(store: LocalStore, *, replay: bool = False) -> list[tuple[str, str]]:
+    """The differences that are found."""
+    found = verify_run(store, RUN, replay=replay)
+    assert found.num_differences == len(found.differences)
+    return [(row.where, row.what) for row in found.differences]
+
+
+# ---- verify -------------------------------------------------------------------------------------
+
+
+def test_a_whole_run_verifies_and_replays(past: Past, ddl: Ddl) -> None:
+    """Every record, object and merge is looked at; the numbers are those of the run."""
+    told = ddl("verify", past.address, "--replay", "--json")
+    found = json.loads(told.out)
+    assert (told.code, found["num_differences"]) == (0, 0), told
+    assert found["global_version"] == COMMITS
+    assert found["num_records"] > COMMITS  # a refusal and the stop have records too
+    assert found["num_receipts"] == 2 * COMMITS + 1
+    # version 0 of two fragments, what is not trained, and two objects for every step
+    assert (found["num_objects"], found["num_gone"]) == (3 + 2 * COMMITS, 0)
+    assert found["replay"] == {
+        "num_steps": COMMITS,
+        "num_equal": COMMITS,
+        "num_skipped": 0,
+        "skipped": [],
+    }
+    text = ddl("verify", (past.folder / "store" / RUN).as_uri())
+    assert (text.code, text.out.splitlines()[-1]) == (0, "everything is as the log says")
+
+
+def test_a_flipped_byte_is_found_in_every_object(store: LocalStore) -> None:
+    """In whatever the log names or was merged, and in the log itself; the place is named."""
+    elsewhere = {  # each has a test of its own
+        KEYS.run_record,
+        KEYS.commit(History(store, RUN).newest_seq()),
+        first_key(store, f"{KEYS.contributions}a/000001/f0000-00000001-"),  # refused
+    }
+    everything = {info.key for info in store.list(KEYS.prefix)} - elsewhere
+    assert len(everything) > 3 * COMMITS
+    for key in sorted(everything):
+        whole = bytes(store.get(key))
+        flip(store, key, at=len(whole) // 2)
+        found = {where for where, _ in wrong(store, replay=True)}
+        follower = KEYS.commit((KEYS.parse_seq(key) or 0) + 1)
+        assert found & {key, follower}, key
+        store.put(key, whole)
+    assert wrong(store, replay=True) == []
+
+
+def test_another_run_record_is_found(store: LocalStore) -> None:
+    """The chain begins with the digest of `run.json`."""
+    data = bytes(store.get(KEYS.run_record))
+    store.put(KEYS.run_record, data.replace(b'"lr":0.6', b'"lr":0.7'))
+    ((where, what), _) = wrong(store)
+    assert where == KEYS.commit(1)
+    assert "prev_digest" in what
+
+
+def test_redis_bears_witness_to_the_last_record(past: Past, store: LocalStore, ddl: Ddl) -> None:
+    """No record follows it, so only what Redis knows can tell that it was changed."""
+    newest = History(store, RUN).newest_seq()
+    data = bytes(store.get(KEYS.commit(newest)))
+    record = parse(data, LogRecord, what="the newest record")
+    store.put(KEYS.commit(newest), canonical(msgspec.structs.replace(record, why="another reason")))
+    assert wrong(store) == []
+    told = ddl("verify", past.address, "--store", store.url)
+    assert told.code == 6
+    assert f"WRONG  {KEYS.commit(newest)}" in told.out
+    assert "1 difference" in told.out
+
+
+def test_a_gap_in_the_log_is_found(store: LocalStore, ddl: Ddl) -> None:
+    """The first missing record is named; what is before it is checked all the same."""
+    store.delete([KEYS.commit(3)])
+    told = ddl("verify", f"{store.url}/{RUN}", "--json")
+    assert told.code == 6
+    found = json.loads(told.out)
+    assert found["num_records"] == 2
+    assert [row["where"] for row in found["differences"]] == [KEYS.commit(3)] * 2
+    assert "it is missing" in found["differences"][0]["what"]
+
+
+def test_a_receipt_that_is_there_twice_is_found(store: LocalStore) -> None:
+    """Even if the chain was mended around it, and the ledger with it."""
+    history = History(store, RUN)
+    newest = history.newest_seq()
+    entry = history.read(newest)
+    merged = next(
+        e.record for e in map(history.read, range(1, newest)) if e and e.record.kind == "step"
+    )
+    assert entry is not None
+    log = history.fold_to(history.existing_run(), COMMITS)
+    history.follow(log)
+    again = log.next_record(
+        "receipts",
+        epoch=log.epoch,
+        holder="x",
+        written_at=0.0,
+        ddl_version="0",
+        receipts=merged.receipts,
+    )
+    store.put(KEYS.commit(newest + 1), canonical(again), mode="create")
+    ((where, what),) = wrong(store)
+    assert where == KEYS.commit(newest + 1)
+    assert "receipt seq" in what
+
+
+def test_checkpoints_are_compared_with_the_records(store: LocalStore) -> None:
+    """One that tells anything else than its records is found; so is one of no record."""
+    history = History(store, RUN)
+    log = history.fold_to(history.existing_run(), 2)
+    history.write_checkpoint(log.seq, canonical(log))
+    assert verify_run(store, RUN).num_checkpoints == 1
+    assert wrong(store) == []
+    log.progress += 1.0
+    history.write_checkpoint(log.seq, canonical(log))
+    history.write_checkpoint(256, canonical(log))
+    assert [where for where, _ in wrong(store)] == [
+        KEYS.checkpoint(log.seq),
+        KEYS.checkpoint(256),
+    ]
+
+
+def test_what_is_not_kept_may_be_gone(store: LocalStore) -> None:
+    """`keep.versions = 3, every = 50`: version 0 is promised, versions 1 and 2 are not."""
+    history = History(store, RUN)
+    run = history.existing_run()
+    one, newest = history.fold_to(run, 1), history.fold(run)
+    fragment = next(p for p, head in enumerate(one.fragments) if head.version == 1)
+    store.delete([one.fragments[fragment].published.key])
+    found = verify_run(store, RUN)
+    assert (found.num_differences, found.num_gone) == (0, 1)
+    needed = [run.fragments[0].key, newest.fragments[0].published.key]
+    store.delete(needed)
+    assert wrong(store) == [(key, "it is missing") for key in needed]
+
+
+def test_replay_says_what_it_cannot_do(store: LocalStore) -> None:
+    """A missing contribution is a difference, since all are to be kept; a base that may be gone
+    is a reason."""
+    history = History(store, RUN)
+    one = history.fold_to(history.existing_run(), 1)
+    fragment = next(p for p, head in enumerate(one.fragments) if head.version == 1)
+    store.delete([one.fragments[fragment].published.key])
+    replay = verify_run(store, RUN, replay=True).replay
+    assert replay is not None
+    # the step to version 1 can be done again, from version 0; the one from it cannot
+    assert (replay.num_equal, replay.num_skipped) == (COMMITS - 1, 1)
+    assert "missing" in replay.skipped[0].why
+    store.delete([first_key(store, KEYS.contributions + "b/")])
+    ((where, what),) = wrong(store, replay=True)
+    assert where.startswith(KEYS.commits)
+    assert "is not kept, but all are kept" in what
+
+
+# ---- evaluate -----------------------------------------------------------------------------------
+
+
+def test_evaluate_measures_versions(past: Past, ddl: Ddl) -> None:
+    """Any version, several in one go, with the numbers of an export; drawn samples are the same."""
+    toml = str(past.folder / "run.toml")
+    told = ddl("evaluate", toml, "--at", "0", "--at", str(COMMITS), "--json")
+    assert told.code == 0, told
+    first, last = json.loads(told.out)["versions"]
+    assert (first["global_version"], last["global_version"]) == (0, COMMITS)
+    assert first["measures"]["sum"] != last["measures"]["sum"]
+    assert first["measures"]["drawn"] == last["measures"]["drawn"]
+    assert last["measures"]["seen"] > first["measures"]["seen"] == 0
+    exported = ddl("export", past.address, "--out", str(past.folder / "export"))
+    weights = load_file(exported.out.strip())
+    total = sum(float(w.double().sum()) for name, w in weights.items() if name != "seen")
+    assert last["measures"]["sum"] == pytest.approx(total, rel=1e-12)
+    newest = ddl("evaluate", past.address, "--task", str(past.folder / "task.py"))
+    assert newest.out.startswith(f"version {COMMITS}  sum ")
+
+
+def test_evaluate_wants_the_runs_task(past: Past, ddl: Ddl, tmp_path: Path) -> None:
+    """No file, a file without `evaluate`, another model, another version: each is told."""
+    assert ddl("evaluate", past.address).code == 2
+    plain = tmp_path / "plain.py"
+    plain.write_text(TASK)
+    told = ddl("evaluate", past.address, "--task", str(plain))
+    assert (told.code, "has no `evaluate`" in told.err) == (2, True)
+    task = str(past.folder / "task.py")
+    told = ddl("evaluate", past.address, "--task", task, "--arg", "width=5")
+    assert (told.code, "does not hold the task's model" in told.err) == (6, True)
+    told = ddl("evaluate", past.address, "--task", task, "--at", "99")
+    assert (told.code, "Its versions are 0 to 6" in told.err) == (2, True)
+
+
+# ---- runs ---------------------------------------------------------------------------------------
+
+
+def test_runs_at_a_redis_and_in_a_store(past: Past, ddl: Ddl) -> None:
+    """Both know the run's version; only Redis knows whether anybody works on it."""
+    at_redis = json.loads(ddl("runs", "--redis", past.redis_url, "--json").out)
+    in_store = json.loads(ddl("runs", "--store", (past.folder / "store").as_uri(), "--json").out)
+    for found, present in ((at_redis, ("", 0)), (in_store, (None, None))):
+        (row,) = found["runs"]
+        told = (row["name"], row["state"], row["global_version"])
+        assert told == (RUN, "stopped", COMMITS)
+        assert (row["coordinator"], row["num_learners"]) == present
+        assert row["store"] == (past.folder / "store").as_uri()
+    table = ddl("runs", "--redis", past.redis_url)
+    assert RUN in table.out
+    assert ddl("runs").code == 2
+
+
+# ---- fork ---------------------------------------------------------------------------------------
+
+
+def test_a_fork_begins_with_the_weights_of_its_version(
+    past: Past, store: LocalStore, ddl: Ddl, tmp_path: Path
+) -> None:
+    """Same model, a lineage and settings of its own; the old run stays as it was."""
+    before = {info.key: bytes(store.get(info.key)) for info in store.list("")}
+    where = f"{store.url}/{RUN}"
+    told = ddl("fork", where, "--at", "3", "--as", "young", "--set", "outer.lr=0.25", "--json")
+    assert told.code == 0, told
+    assert json.loads(told.out)["source_version"] == 3
+    assert {key: bytes(store.get(key)) for key in before} == before
+    old, young = History(store, RUN).existing_run(), History(store, "young").existing_run()
+    assert young.lineage == json.loads(told.out)["lineage"] != old.lineage
+    assert (young.layout, young.task_digest) == (old.layout, old.task_digest)
+    assert (young.settings.outer.lr, young.settings.run.name) == (0.25, "young")
+    assert young.settings.keep == old.settings.keep
+    exports = [
+        ddl("export", f"{store.url}/{name}", "--at", at, "--out", str(tmp_path / name)).out.strip()
+        for name, at in ((RUN, "3"), ("young", "0"))
+    ]
+    one, other = map(load_file, exports)
+    assert one.keys() == other.keys()
+    assert all(one[name].equal(other[name]) for name in one)
+    assert verify_run(store, "young").num_differences == 0
+
+
+def test_a_fork_is_a_run_like_any_other(past: Past, store: LocalStore, tmp_path: Path) -> None:
+    """A coordinator takes it up, learners join it, and its log can be replayed."""
+    from ddl.coordinator.fork import fork_run
+
+    shutil.move(tmp_path / "store", tmp_path / "forks")
+    store = LocalStore(tmp_path / "forks")
+    fork_run(store, RUN, "young", at=4, changes={"stop.commits": 2, "round.quorum": 1}, now=1.0)
+    url = past.redis_url.rpartition("/")[0] + "/1"
+    toml = write_run(
+        tmp_path,
+        redis_url=url,
+        run={"name": "young"},
+        store={"url": store.url},
+        stop={"commits": 2},
+    )
+    (tmp_path / "task.py").write_text(MEASURED_TASK)
+    with running(options(toml), store) as coordinator:
+        learner = ScriptedLearner(url, store, "c", run="young")
+        learner.contribute(2)
+        coordinator.wait()
+        learner.close()
+    found = verify_run(store, "young", replay=True)
+    assert (found.num_differences, found.global_version) == (0, 2)
+    assert found.replay is not None
+    assert found.replay.num_equal == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("--as", RUN), "already"),
+        (("--as", "Not Good"), "not usable"),
+        (("--as", "new", "--at", "99"), "Its versions are 0 to 6"),
+        (("--as", "new", "--set", "fragments.num=3"), "keeps the layout"),
+        (("--as", "new", "--set", "store.url=file:///tmp"), "the store of its run"),
+        (("--as", "new", "--set", "outer.lr=-1"), "outer.lr"),
+    ],
+)
+def test_a_fork_that_cannot_be_is_refused(
+    past: Past, ddl: Ddl, arguments: tuple[str, ...], told: str
+) -> None:
+    """Before anything is written."""
+    outcome = ddl("fork", (past.folder / "store" / RUN).as_uri(), *arguments)
+    assert (outcome.code, told in outcome.err) == (2, True), outcome
+    assert "new" not in LocalStore(past.folder / "store").folders()
+
+
+# ---- rm -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def doomed(redis_url: str, tmp_path: Path) -> Iterator[tuple[str, LocalStore, ScriptedLearner]]:
+    """A run with one version and a living learner; its coordinator has just stopped it."""
+    toml = write_run(tmp_path, redis_url=redis_url, stop={"commits": 1})
+    with running(options(toml)) as coordinator:
+        store = LocalStore(tmp_path / "store")
+        learner = ScriptedLearner(redis_url, store)
+        learner.contribute(1)
+        coordinator.wait()
+    yield f"{redis_url}?run={RUN}", store, learner
+    learner.close()
+
+
+def test_rm_deletes_a_run_that_is_at_rest(
+    doomed: tuple[str, LocalStore, ScriptedLearner],
+    redis_url: str,
+    ddl: Ddl,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Refused while a learner lives; asked for; then nothing is left, in store and Redis."""
+    address, store, learner = doomed
+    told = ddl("rm", address, "--yes")
+    assert (told.code, "learner a" in told.err) == (4, True), told
+    learner.leave()
+    for answer in ("", "n\n"):  # nobody is there to answer; no
+        monkeypatch.setattr(sys, "stdin", io.StringIO(answer))
+        assert ddl("rm", address).code == 1
+        assert History(store, RUN).run_record() is not None
+    monkeypatch.setattr(sys, "stdin", io.StringIO("y\n"))
+    told = ddl("rm", address)
+    assert told.code == 0, told
+    assert list(store.list("")) == []
+    with admin(redis_url) as client:
+        assert client.keys("*") == []
+    assert ddl("rm", address, "--yes").code == 1
+    assert ddl("rm", f"{store.url}/{RUN}", "--yes", "--force").code == 1
+
+
+def test_rm_leaves_a_run_that_has_only_the_name_in_common(
+    past: Past, store: LocalStore, ddl: Ddl
+) -> None:
+    """A fork under the old name in another store: Redis knows the old run, and keeps it."""
+    data = bytes(store.get(KEYS.run_record))
+    lineage = History(store, RUN).existing_run().lineage.encode()
+    store.put(KEYS.run_record, data.replace(lineage, b"0" * 32))
+    where = (f"{store.url}/{RUN}", "--redis", past.redis_url, "--yes")
+    told = ddl("rm", *where)
+    assert (told.code, "nobody can tell" in told.err) == (4, True), told
+    assert ddl("rm", *where, "--force").code == 0
+    assert list(store.list(KEYS.prefix)) == []
+    registry = RedisReader(past.redis_url, RUN)
+    try:
+        assert registry.read_entry() is not None
+    finally:
+        registry.close()
+
+
+class BrokenStore(HookedStore):
+    """Goes away before anything is deleted."""
+
+    def delete(self, keys: Iterable[str]) -> None:
+        raise StoreUnavailableError(f"the store went away before {keys} were deleted")
+
+
+def test_rm_that_is_interrupted_leaves_no_run(store: LocalStore, ddl: Ddl) -> None:
+    """Wherever it ends: what is left is no run for anybody, holds the name, and can be finished."""
+    remains = find_remains(store, RUN)
+    broken = BrokenStore(store)
+    with pytest.raises(StoreUnavailableError):
+        remove_objects(broken, RUN, remains, who="tester", now=1.0)
+    store.delete([KEYS.commit(1), KEYS.commit(2)])  # and some of it was done
+    with pytest.raises(RefusedError, match="being removed, by tester"):
+        History(store, RUN).run_record()
+    for command in ("verify", "export --out x", "evaluate --task x", "fork --as y"):
+        assert ddl(command.split()[0], f"{store.url}/{RUN}", *command.split()[1:]).code == 4
+    (row,) = json.loads(ddl("runs", "--store", store.url, "--json").out)["runs"]
+    assert "being removed" in row["problem"]
+    assert find_remains(store, RUN).lineage == remains.lineage != ""
+    assert ddl("rm", f"{store.url}/{RUN}", "--yes", "--force").code == 0
+    assert list(store.list(KEYS.prefix)) == []
+
+
+# ---- on a bucket --------------------------------------------------------------------------------
+
+
+def test_all_of_it_on_s3(
+    past: Past, weed: S3Server, ddl: Ddl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same run, copied into a real bucket: listed, verified, forked, measured, deleted."""
+    for name, value in weed.environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", weed.endpoint_url)
+    url = f"s3://{weed.bucket}/history"
+    bucket = open_url(url)
+    local = LocalStore(past.folder / "store")
+    for info in local.list(""):
+        bucket.put(info.key, local.get(info.key))
+    bucket.close()
+    assert ddl("verify", f"{url}/{RUN}", "--replay").code == 0
+    assert ddl("fork", f"{url}/{RUN}", "--at", "2", "--as", "young").code == 0
+    listed = json.loads(ddl("runs", "--store", url, "--json").out)["runs"]
+    assert [row["name"] for row in listed] == [RUN, "young"]
+    task = ("--task", str(past.folder / "task.py"), "--json")
+    old = json.loads(ddl("evaluate", f"{url}/{RUN}", "--at", "2", *task).out)["versions"]
+    young = json.loads(ddl("evaluate", f"{url}/young", *task).out)["versions"]
+    assert old[0]["measures"] == young[0]["measures"]
+    for name in (RUN, "young"):
+        assert ddl("rm", f"{url}/{name}", "--yes", "--force").code == 0
+    assert json.loads(ddl("runs", "--store", url, "--json").out)["runs"] == []
