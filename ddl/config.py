@@ -168,7 +168,7 @@ def load(
 
     Args:
         file: a `run.toml`, or None for the defaults.
-        environment: variables to look at (`DDL_...`); others are ignored.
+        environment: variables to look at (`DDL_...`); others, and empty ones, are ignored.
         flags: dotted key -> text, as from `--set round.quorum=3`.
     Raises:
         ConfigError: unreadable file, unknown key (the nearest is named), wrong type, impossible value.
@@ -206,12 +206,9 @@ def known_key(key: str, where: str) -> str:
     keys = all_keys()
     if key in keys:
         return key
-    near = difflib.get_close_matches(key, keys, n=1, cutoff=0.5)
-    if not near:  # a key written under the wrong table: look for the bare name
-        bare = key.rpartition(".")[2]
-        near = [k for k in keys if k.rpartition(".")[2] == bare] or difflib.get_close_matches(
-            bare, [k.rpartition(".")[2] for k in keys], n=1
-        )
+    bare = key.rpartition(".")[2]
+    elsewhere = [k for k in keys if k.rpartition(".")[2] == bare]  # right key, wrong table
+    near = difflib.get_close_matches(key, elsewhere or keys, n=1, cutoff=0.0 if elsewhere else 0.5)
     hint = f"Did you mean {near[0]!r}?" if near else "See `ddl config show` for all settings"
     raise ConfigError(f"{where}: unknown setting {key!r}", hint=hint)
 
@@ -330,7 +327,14 @@ def _flatten(raw: Mapping[str, Any], where: str) -> Iterable[tuple[str, Any]]:
 
 
 def _environment_keys(environment: Mapping[str, str]) -> Iterable[tuple[str, str]]:
+    """Variables that are set, and their keys. Raises: ConfigError: a setting that does not exist."""
     names = {f"DDL_{key.upper().replace('.', '_')}": key for key in all_keys()} | ENVIRONMENT
+    tables = tuple(f"DDL_{section.upper()}_" for section in Settings.__struct_fields__)
+    for name in environment:
+        if name.startswith(tables) and name not in names:
+            near = difflib.get_close_matches(name, names, n=1)
+            hint = f"Did you mean {near[0]}?" if near else "See `ddl config show` for all settings"
+            raise ConfigError(f"environment: no setting is called {name}", hint=hint)
     return [(name, key) for name, key in names.items() if environment.get(name)]
 
 
@@ -389,6 +393,8 @@ def _at_least(settings: Settings, key: str, least: float) -> None:
     value = get(settings, key)
     if not value >= least:
         raise ConfigError(f"{key} = {value!r}: must be at least {least:g}")
+    if value == float("inf"):  # no JSON number, so no record could hold it
+        raise ConfigError(f"{key} = {value!r}: must be finite")
 
 
 def _above(settings: Settings, key: str, bound: float) -> None:

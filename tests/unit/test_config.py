@@ -1,0 +1,245 @@
+"""Settings: where they come from, which cannot work, and what a mistake is answered with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddl import config
+from ddl.config import FIXED, LIVE, LOCAL, STALENESS_LIMIT, Settings, all_keys, load
+from ddl.core.log import HISTORY
+from ddl.errors import ConfigError
+from ddl.protocol.wire import canonical, parse
+
+
+def written(folder: Path, text: str) -> Path:
+    file = folder / "run.toml"
+    file.write_text(text, encoding="utf-8")
+    return file
+
+
+def error_of(**sources: Any) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load(**sources)
+    return str(caught.value)
+
+
+# ---- sources ----------------------------------------------------------------------------------
+
+
+def test_defaults_are_the_documented_ones() -> None:
+    """The table of design 9, and every value of it can be used as it is."""
+    loaded = load()
+    assert loaded.settings == Settings()
+    assert set(loaded.origins.values()) == {"default"}
+    assert list(loaded.origins) == all_keys()
+    assert loaded.settings.round.every_steps == 24
+    assert loaded.settings.outer.lr == 0.6
+    assert loaded.settings.adopt.mode == "carry"
+
+
+def test_a_flag_goes_before_the_environment_before_the_file_before_the_default(
+    tmp_path: Path,
+) -> None:
+    """Quorum from all sources at once; each step away shows the next; the origin is remembered."""
+    file = written(tmp_path, "[round]\nquorum = 2\nevery_steps = 12\n")
+    environment = {"DDL_ROUND_QUORUM": "3", "PATH": "/bin"}
+    flags = {"round.quorum": "4"}
+    sources: list[tuple[dict[str, Any], int, str]] = [
+        ({"file": file, "environment": environment, "flags": flags}, 4, "flag"),
+        ({"file": file, "environment": environment}, 3, "environment DDL_ROUND_QUORUM"),
+        ({"file": file}, 2, str(file)),
+        ({}, 1, "default"),
+    ]
+    for given, quorum, origin in sources:
+        loaded = load(**given)
+        assert loaded.settings.round.quorum == quorum
+        assert loaded.origins["round.quorum"] == origin
+    assert load(file=file).origins["round.every_steps"] == str(file)
+    assert load(file=file).origins["round.in_flight"] == "default"
+
+
+def test_short_names_in_the_environment() -> None:
+    """DDL_REDIS and DDL_STORE; an empty variable is as none."""
+    environment = {"DDL_REDIS": "redis://h/1", "DDL_STORE": "file:///x", "DDL_ROUND_QUORUM": ""}
+    loaded = load(environment=environment)
+    assert (loaded.settings.redis.url, loaded.settings.store.url) == ("redis://h/1", "file:///x")
+    assert loaded.settings.round.quorum == 1
+
+
+def test_text_becomes_the_type_of_its_setting() -> None:
+    """Numbers, words and a table of task arguments."""
+    flags = {
+        "round.every_steps": "1_000",
+        "outer.lr": "1e-1",
+        "merge.method": "mean",
+        "run.name": "a-b",
+        "task.args": '{size = 3, data = "x", deep = true}',
+    }
+    settings = load(flags=flags).settings
+    assert settings.round.every_steps == 1000
+    assert settings.outer.lr == 0.1
+    assert settings.merge.method == "mean"
+    assert settings.run.name == "a-b"
+    assert settings.task.args == {"size": 3, "data": "x", "deep": True}
+
+
+def test_whole_numbers_are_welcome_where_a_float_is_meant(tmp_path: Path) -> None:
+    """`lr = 1` is 1.0; the other way round is an error."""
+    assert load(written(tmp_path, "[outer]\nlr = 1\n")).settings.outer.lr == 1.0
+    message = error_of(file=written(tmp_path, "[round]\nquorum = 1.5\n"))
+    assert "round.quorum = 1.5: Expected `int`, got `float`" in message
+
+
+# ---- mistakes ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("[round]\nquorun = 2\n", "unknown setting 'round.quorun'. Did you mean 'round.quorum'?"),
+        ("[merge]\nquorum = 2\n", "unknown setting 'merge.quorum'. Did you mean 'round.quorum'?"),
+        ("[store]\nuri = 'x'\n", "unknown setting 'store.uri'. Did you mean 'store.url'?"),
+        ("[round]\nzzzzzzzz = 2\n", "See `ddl config show`"),
+        ("[rounds]\nquorum = 2\n", "unknown table [rounds]. Did you mean [round]?"),
+        ("[zzz]\nquorum = 2\n", "unknown table [zzz]. Known tables: run, task, redis"),
+        ("round = 3\n", "round must be a table [round], got 3"),
+        ("[round\n", "is not valid TOML"),
+        ("[merge]\nmethod = 'median'\n", "merge.method = 'median': not one of the allowed values"),
+        ("[merge]\nmethod = 'median'\n", "Allowed: rda, mean"),
+        ("[round]\nquorum = '2'\n", "round.quorum = '2': Expected `int`, got `str`"),
+    ],
+)
+def test_mistakes_in_the_file(tmp_path: Path, text: str, expected: str) -> None:
+    """The file is named, the thing, the value, and the nearest right one."""
+    file = written(tmp_path, text)
+    message = error_of(file=file)
+    assert expected in message
+    assert str(file) in message
+
+
+def test_a_file_that_is_not_there() -> None:
+    """It says how to get one."""
+    message = error_of(file=Path("nowhere.toml"))
+    assert message == "nowhere.toml does not exist. `ddl init` writes one"
+
+
+def test_a_file_that_is_no_text(tmp_path: Path) -> None:
+    """Bytes that are not UTF-8 are an error with the file's name."""
+    file = tmp_path / "run.toml"
+    file.write_bytes(b"\xff\xfe")
+    assert f"{file} cannot be read" in error_of(file=file)
+
+
+def test_mistakes_in_flags_and_variables() -> None:
+    """Named by flag or variable; a misspelt variable of a known table is not passed over."""
+    assert "flag: unknown setting 'quorum'. Did you mean 'round.quorum'?" in error_of(
+        flags={"quorum": "2"}
+    )
+    assert "flag round.quorum: expected int, got 'two'" in error_of(flags={"round.quorum": "two"})
+    assert "DDL_OUTER_LR: expected float, got 'fast'" in error_of(
+        environment={"DDL_OUTER_LR": "fast"}
+    )
+    assert (
+        error_of(environment={"DDL_ROUND_QUORUN": "2"})
+        == "environment: no setting is called DDL_ROUND_QUORUN. Did you mean DDL_ROUND_QUORUM?"
+    )
+    assert load(environment={"DDL_SPOOL": "/x", "DDL_DEBUG": "1"}).settings == Settings()
+
+
+# ---- values that cannot work ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "expected"),
+    [
+        ("round.quorum", "0", "round.quorum = 0: must be at least 1"),
+        ("round.every_steps", "0", "must be at least 1"),
+        ("round.deadline_s", "-1", "must be at least 0"),
+        ("round.deadline_s", "inf", "must be finite"),
+        ("round.grace_ratio", "1", "must be at least 0 and below 1"),
+        ("round.staleness_decay", "1.1", "must be at least 0 and at most 1"),
+        ("round.staleness_max", "31", "must be at least 0 and at most 30"),
+        ("adopt.alpha", "1.5", "must be at least 0 and at most 1"),
+        ("outer.lr", "0", "must be a finite number above 0"),
+        ("outer.lr", "nan", "must be a finite number above 0"),
+        ("outer.lr", "inf", "must be a finite number above 0"),
+        ("outer.momentum", "1", "must be at least 0 and below 1"),
+        ("outer.momentum", "nan", "must be at least 0 and below 1"),
+        ("gate.norm_factor", "1", "must be a finite number above 1"),
+        ("gate.refusals_max", "0", "must be at least 1"),
+        ("keep.versions", "0", "must be at least 1"),
+        ("store.part_bytes", "1024", "must be at least 5.24288e+06"),
+        ("run.name", "Demo", "run name 'Demo' is not usable"),
+        ("run.seed", "-1", "must be at least 0"),
+    ],
+)
+def test_values_out_of_range(key: str, value: str, expected: str) -> None:
+    """Each is refused with what would do."""
+    assert expected in error_of(flags={key: value})
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        (
+            {"round.every_steps": "10", "round.overlap_steps": "10"},
+            "round.overlap_steps (10) must be less than round.every_steps (10). Use at most 9",
+        ),
+        (
+            {"fragments.num": "2", "round.in_flight": "3"},
+            "round.in_flight (3) is more than fragments.num (2): a fragment has one open round at "
+            "most. Use round.in_flight = 2",
+        ),
+        (
+            {"fragments.num": "12", "round.every_steps": "10"},
+            "fragments.num (12) is more than round.every_steps (10): a learner would hand in "
+            "fragments with no step on them. Use fragments.num = 10 or fewer",
+        ),
+        (
+            {"liveness.suspect_s": "2"},
+            "must satisfy 3 * beat_s <= suspect_s <= gone_s. Use suspect_s = 3 or more",
+        ),
+        ({"liveness.gone_s": "4"}, "must satisfy 3 * beat_s <= suspect_s <= gone_s"),
+        ({"liveness.lease_s": "2"}, "is less than 3 beats of 1 s. Use lease_s = 3 or more"),
+    ],
+)
+def test_values_that_cannot_work_together(flags: dict[str, str], expected: str) -> None:
+    """Both numbers are named, and the nearest that would do."""
+    assert expected in error_of(flags=flags)
+
+
+# ---- changes during a run ---------------------------------------------------------------------
+
+
+def test_every_table_is_fixed_live_or_local() -> None:
+    """Nothing is left open, nothing is two things."""
+    tables = [*FIXED, *LIVE, *LOCAL]
+    assert sorted(tables) == sorted(Settings.__struct_fields__)
+
+
+def test_amend_takes_what_may_change_and_checks_the_whole() -> None:
+    """Alone a value may be right and together with the others wrong."""
+    changed = config.amend(Settings(), {"round.quorum": 3, "outer.lr": 0.5})
+    assert (changed.round.quorum, changed.outer.lr) == (3, 0.5)
+    for changes, expected in (
+        ({"codec.up": "int4"}, "codec.up is fixed at genesis and cannot change during a run"),
+        ({"redis.url": "redis://x"}, "redis.url belongs to one machine"),
+        ({"round.overlap_steps": 24}, "must be less than round.every_steps"),
+        ({"round.quorum": "3"}, "Expected `int`, got `str`"),
+    ):
+        with pytest.raises(ConfigError, match=expected):
+            config.amend(Settings(), changes)
+
+
+def test_no_allowed_staleness_outlives_the_log_s_memory() -> None:
+    """The log remembers the hashes of every version that a contribution may still be based on."""
+    assert HISTORY > STALENESS_LIMIT + 1
+
+
+def test_settings_travel() -> None:
+    """Through JSON and back they are the same."""
+    settings = load(flags={"task.args": "{a = 1}", "round.quorum": "7"}).settings
+    assert parse(canonical(settings), Settings, what="settings") == settings
