@@ -4,6 +4,7 @@
     ├── ConfigError            a setting, flag or environment variable that cannot work
     ├── AddressError           a run, Redis or store address that cannot be read
     ├── TaskError              the user's task file is missing, raises, or builds something unusable
+    ├── TrainingError          the user's code raised while it trained
     ├── ProtocolError          a record or payload that this version cannot read
     ├── RefusedError           this process is not let in: other lineage or model, id alive, fenced, kicked
     ├── LeaseLostError         another coordinator holds the run now
@@ -54,6 +55,10 @@ class AddressError(ConfigError):
 
 class TaskError(DdlError):
     """The user's task is missing, raises, or builds something that cannot be trained."""
+
+
+class TrainingError(DdlError):
+    """The user's code raised while it trained."""
 
 
 class ProtocolError(DdlError):

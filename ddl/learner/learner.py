@@ -15,8 +15,9 @@ in the training thread, and nowhere else. Everything slow happens in three other
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -30,6 +31,7 @@ from ddl.learner.port import ModelPort
 from ddl.learner.session import JoinOptions, Session, open_session
 from ddl.learner.shared import Shared, StagedFragment
 from ddl.learner.up import Taken, UpThread
+from ddl.learner.warm import WarmState
 from ddl.merge.movement import Movement
 from ddl.task import Progress
 
@@ -62,6 +64,7 @@ class Learner:
         )
         self._optimizer: Optimizer | None = None
         self._port: ModelPort | None = None
+        self._warm: WarmState | None = None
         layout = session.run.run.layout
         self._movements = [Movement(specs) for specs in layout.by_fragment]
         self._up = UpThread(session, self._shared, self._movements)
@@ -109,12 +112,20 @@ class Learner:
             raise
         return learner
 
-    def attach(self, model: nn.Module, optimizer: Optimizer | None = None) -> None:
+    def attach(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer | None = None,
+        batches: Iterable[Any] | None = None,
+    ) -> None:
         """Bring in the model and wait until it holds the run's newest weights.
 
+        The optimizer, and the position in `batches`, resume where a former life of this id left
+        them on this machine.
         Raises: RefusedError when it is not the run's model.
         """
         self._optimizer = optimizer
+        self._resume_warm(optimizer, batches)
         self._port = ModelPort(model, self._session.run.run.layout)
         self._down.start()
         shared = self._shared
@@ -161,6 +172,8 @@ class Learner:
         if applied:
             shared.clock.applied(now)
         self._carry_out(plan, staged)
+        if self._warm is not None and self._warm.is_due(now):
+            self._keep_warm(self._warm)
         if plan.pause:
             self._pause()
         shared.clock.leave(self._now())
@@ -227,6 +240,31 @@ class Learner:
                 shared.changed.wait(shared.machine.settings.liveness.beat_s)
         shared.clock.pause(self._now() - started)
 
+    # ---- across lives ---------------------------------------------------------------------------
+
+    def _resume_warm(self, optimizer: Optimizer | None, batches: Iterable[Any] | None) -> None:
+        if optimizer is None:
+            return
+        self._warm = WarmState(
+            self._session.spool.warm_file,
+            lineage=self._session.run.run.lineage,
+            optimizer=optimizer,
+            batches=batches,
+        )
+        if outcome := self._warm.restore():
+            self._session.tell("learner.warm", f"{self.id} {outcome}")
+
+    def _keep_warm(self, warm: WarmState) -> None:
+        started = self._now()
+        try:
+            data = warm.copy()
+        except DdlError as error:
+            self._session.tell("warm.not_kept", f"{self.id} would start cold: {error}")
+            self._warm = None
+            return
+        self._up.keep_warm(warm, data)
+        warm.took(self._now(), self._now() - started)
+
     # ---- leaving --------------------------------------------------------------------------------
 
     def drain(self) -> None:
@@ -245,6 +283,8 @@ class Learner:
         if shared.leaving.is_set():
             return
         drain_s = shared.machine.settings.liveness.drain_s
+        if self._warm is not None and shared.machine.aligned and not error:
+            self._keep_warm(self._warm)
         self._up.finish()
         self._up.join(timeout=drain_s if not error else 1.0)
         shared.leaving.set()

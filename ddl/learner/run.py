@@ -8,13 +8,14 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from traceback import extract_tb
 from types import FrameType
 from typing import Any, Literal
 
 import torch
 
 from ddl.config import Scalar
-from ddl.errors import ConfigError, RefusedError, TaskError
+from ddl.errors import ConfigError, DdlError, RefusedError, TaskError, TrainingError
 from ddl.learner.learner import Learner
 from ddl.learner.session import JoinOptions, Session, open_session
 from ddl.task import Task, TaskContext, load_task, task_digest
@@ -45,8 +46,8 @@ def run_task(join: JoinOptions, options: TaskOptions) -> Ended:
     """Join, build the task, train until the run ends, and leave.
 
     SIGTERM drains: what can be handed in is, then the learner leaves.
-    Raises: DdlError for everything that is wrong with addresses, settings, task or run; whatever
-        the task raises ends the learner with a clean leave and is raised as TaskError.
+    Raises: DdlError for everything that is wrong with addresses, settings, task or run. What the
+        task's code raises while it trains is a TrainingError, after a clean leave.
     """
     if options.threads is not None:
         torch.set_num_threads(options.threads)
@@ -57,9 +58,27 @@ def run_task(join: JoinOptions, options: TaskOptions) -> Ended:
     with learner, _drain_on_sigterm(learner):
         _compare_digest(session, digest, options.task)
         task = load_task(options.task, _context(session, options, device))
-        learner.attach(task.model, task.optimizer)
-        _train(learner, task, options.max_steps)
+        learner.attach(task.model, task.optimizer, task.batches)
+        with _task_errors(options.task):
+            _train(learner, task, options.max_steps)
         return _ended(learner)
+
+
+@contextmanager
+def _task_errors(file: Path) -> Iterator[None]:
+    """What the task's own code raises while it trains becomes one sentence with its place."""
+    try:
+        yield
+    except DdlError:
+        raise
+    except Exception as error:
+        path = str(file.resolve())
+        lines = [at.lineno for at in extract_tb(error.__traceback__) if at.filename == path]
+        where = f"{file}:{lines[-1]}" if lines else str(file)
+        raise TrainingError(
+            f"{where}: training raised {type(error).__name__}: {error}",
+            hint="`--debug` shows the whole traceback",
+        ) from error
 
 
 def choose_device(name: str) -> torch.device:

@@ -34,6 +34,11 @@ class Spool:
                 hint="Set DDL_SPOOL to a folder on local disk that this user may write to",
             ) from error
 
+    @property
+    def warm_file(self) -> Path:
+        """Where this learner's own state lies (`ddl.learner.warm`)."""
+        return self.folder.with_name(f"{self.folder.name}.warm.safetensors")
+
     def payload(self, id_: HandinId) -> Path:
         """Where the payload of a contribution lies."""
         return self.folder / f"{_name(id_)}.safetensors"

@@ -16,6 +16,7 @@ from ddl.errors import DdlError, RegistryError, StoreError, TaskError
 from ddl.learner.port import Copy
 from ddl.learner.session import Session
 from ddl.learner.shared import Shared, backoff_s
+from ddl.learner.warm import WarmState
 from ddl.merge.movement import Movement
 from ddl.protocol.records import NO_PAYLOAD, Handin, HandinId, ObjectRef, TensorSpec
 from ddl.store.base import Body
@@ -66,6 +67,17 @@ class UpThread(threading.Thread):
             with self._shared.changed:
                 self._shared.machine.on_inherited(handin)
             self._queue.put(lambda handin=handin: self._repeat(handin))  # type: ignore[misc]
+
+    def keep_warm(self, warm: WarmState, data: bytearray) -> None:
+        """Write a copy of the learner's own state to disk, in this thread."""
+
+        def write() -> None:
+            try:
+                warm.write(data)
+            except OSError as error:  # only the next life would miss it
+                self._session.journal.tell("warm.not_kept", f"optimizer state: {error}")
+
+        self._queue.put(write)
 
     def finish(self) -> None:
         """Make the thread end once its queue is empty."""

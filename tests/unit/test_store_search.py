@@ -20,5 +20,10 @@ def test_an_empty_numbering_ends_at_zero() -> None:
 def test_it_asks_logarithmically_often() -> None:
     """A log of a million records takes about 2 * 20 questions."""
     asked: list[int] = []
-    last_present(lambda n: bool(asked.append(n)) or n <= 1_000_000)
+
+    def is_there(n: int) -> bool:
+        asked.append(n)
+        return n <= 1_000_000
+
+    last_present(is_there)
     assert len(asked) <= 44
