@@ -37,11 +37,11 @@ class Journal:
         self._lock = threading.Lock()
         self._last: dict[str, str] = {}
 
-    def tell(self, name: str, text: str, **fields: Any) -> None:
+    def tell(self, name: str, text: str, /, **fields: Any) -> None:
         """Write one fact."""
         at = self._clock.wall()
         if self._form == "json":
-            row = {"at": round(at, 3), "name": name, "text": text, **fields}
+            row = {**fields, "at": round(at, 3), "name": name, "text": text}
             line = msgspec.json.encode(row).decode()
         else:
             line = f"{time.strftime('%H:%M:%S', time.localtime(at))} {name:<24} {text}"
@@ -54,7 +54,7 @@ class Journal:
             except (OSError, ValueError):  # a pipe that was closed; a file object that was
                 self._stream = None
 
-    def on_change(self, topic: str, name: str, text: str, **fields: Any) -> None:
+    def on_change(self, topic: str, name: str, text: str, /, **fields: Any) -> None:
         """Write a fact unless it says of `topic` what the last one said: for what is asked often."""
         with self._lock:
             if self._last.get(topic) == text:

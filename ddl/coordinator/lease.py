@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import socket
 import threading
 from collections.abc import Callable
@@ -38,10 +39,10 @@ _LOOK_S: Final = 0.5
 """How often a lease that is held by another is looked at."""
 
 
-def new_holder(token: str) -> Lease:
-    """A lease to ask for, naming this life of this process. `token`: random, one per life."""
-    host = socket.gethostname()
-    return Lease(holder=f"{host}-{os.getpid()}-{token}", epoch=0, host=host, pid=os.getpid())
+def new_holder() -> Lease:
+    """A lease to ask for. Its holder has a name that no other has: a process may hold several."""
+    host, pid = socket.gethostname(), os.getpid()
+    return Lease(holder=f"{host}-{pid}-{secrets.token_hex(4)}", epoch=0, host=host, pid=pid)
 
 
 def take(

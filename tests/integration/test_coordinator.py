@@ -21,7 +21,7 @@ from ddl.errors import (
 )
 from ddl.protocol.keys import ObjectKeys, RegistryKeys
 from ddl.protocol.records import HandinId, Lease, Request
-from ddl.registry.base import Poll
+from ddl.registry.base import LeaseReply, Poll
 from ddl.registry.coordinator import RedisCoordinator
 from ddl.registry.reader import RedisReader
 from ddl.store.local import LocalStore
@@ -394,6 +394,28 @@ def test_a_coordinator_that_was_replaced_writes_nothing_more(
     with pytest.raises(LeaseLostError):
         coordinator.wait()
     assert folded(store).global_version == 1
+
+
+def test_a_start_gives_way_to_a_coordinator_on_another_redis(
+    toml: Path, store: LocalStore, redis_url: str
+) -> None:
+    """T31: leases of two servers know nothing of each other; the epochs in the log do."""
+    with running(options(toml)):
+        pass
+
+    class SlowRedis(RedisCoordinator):
+        """While its lease is taken, the other coordinator writes a record."""
+
+        def take_lease(self, lease: Lease, *, ttl_s: float, min_epoch: int) -> LeaseReply:
+            record = folded(store).next_record(
+                "settings", epoch=9, holder="other", written_at=0.0, ddl_version="0"
+            )
+            History(store, RUN).write(record)
+            return super().take_lease(lease, ttl_s=ttl_s, min_epoch=min_epoch)
+
+    with pytest.raises(LeaseLostError, match="a coordinator with epoch 9"):
+        Running(options(toml), registry=SlowRedis(redis_url, RUN)).wait()
+    assert folded(store).seq == 1
 
 
 def test_a_stopped_run_goes_on_with_a_larger_budget(

@@ -96,9 +96,7 @@ GRANTED = LeaseReply(held=True, lease=OURS, left_s=10.0, now=100.0)
 
 def taken(*replies: LeaseReply) -> Lease:
     registry = fake(*replies)
-    return take(
-        registry, new_holder("x"), ttl_s=10, min_epoch=0, clock=SystemClock(), journal=QUIET
-    )
+    return take(registry, new_holder(), ttl_s=10, min_epoch=0, clock=SystemClock(), journal=QUIET)
 
 
 def test_a_holder_that_is_silent_is_waited_for() -> None:
@@ -119,7 +117,7 @@ def test_a_holder_that_shows_life_is_named(second: LeaseReply) -> None:
 
 def test_holders_have_names_of_their_own() -> None:
     """Two lives of one process, or two processes of one host, are never taken for one."""
-    assert new_holder("a").holder != new_holder("b").holder
+    assert new_holder().holder != new_holder().holder
 
 
 class Held:

@@ -28,7 +28,8 @@ def test_text_has_time_name_and_sentence() -> None:
 def test_json_has_all_fields() -> None:
     """For programs: one object a line."""
     stream = io.StringIO()
-    Journal(stream, form="json", clock=Clock()).tell("lease.taken", "epoch 1", epoch=1)
+    journal = Journal(stream, form="json", clock=Clock())
+    journal.tell("lease.taken", "epoch 1", epoch=1, text="a field of that name gives way")
     assert json.loads(stream.getvalue()) == {
         "at": 1_000_000.0,
         "name": "lease.taken",
