@@ -1,13 +1,5 @@
 """The right to coordinate: taken at the start, renewed by a thread of its own, checked before each
-record.
-
-The lease keeps two coordinators from working side by side; that they cannot harm each other is not
-its doing, but that of create-once records. So its rules lean to caution (design 5):
-
-* by its own monotonic clock the holder is *sure* of the lease for 2/3 of its length from the last
-  renewal. After that it writes no record until Redis has confirmed it again;
-* it is renewed only while the store takes writes: a holder that is cut off from the store lets it
-  run out, so that another may try.
+record. For how long a holder may count on it is `ddl.core.tenure`'s to say.
 """
 
 from __future__ import annotations
@@ -21,19 +13,11 @@ from collections.abc import Callable
 from typing import Final
 
 from ddl.clock import Clock
+from ddl.core.tenure import Tenure
 from ddl.errors import LeaseLostError, RefusedError, RegistryError, StoreError
 from ddl.journal import Journal
 from ddl.protocol.records import Lease
 from ddl.registry.base import CoordinatorRegistry, LeaseReply
-
-SURE_RATIO: Final = 2 / 3
-"""Share of the lease's length for which the holder trusts its last renewal."""
-
-RENEWALS: Final = 3
-"""Renewals within one length of the lease."""
-
-STORE_SILENCE: Final = 2.0
-"""Lengths of the lease without a store write after which it is not renewed."""
 
 _LOOK_S: Final = 0.5
 """How often a lease that is held by another is looked at."""
@@ -105,12 +89,11 @@ class LeaseKeeper:
     ) -> None:
         self.lease = lease
         self._registry = registry
-        self._ttl_s = ttl_s
+        self._tenure = Tenure(length_s=ttl_s, now=clock.monotonic())
         self._probe = probe
         self._on_lost = on_lost
         self._clock = clock
         self._journal = journal
-        self._renewed_at = self._stored_at = clock.monotonic()
         self._changed = threading.Condition()
         self._over = False
         self._thread = threading.Thread(target=self._keep, name="lease", daemon=True)
@@ -134,28 +117,27 @@ class LeaseKeeper:
 
     def set_length(self, ttl_s: float) -> None:
         """Use another length from the next renewal on."""
-        self._ttl_s = ttl_s
+        self._tenure.length_s = ttl_s
 
     def store_wrote(self) -> None:
         """The store took a write just now; from any thread."""
-        self._stored_at = self._clock.monotonic()
+        self._tenure.stored(self._clock.monotonic())
 
     @property
     def is_sure(self) -> bool:
         """Whether a record may be written now."""
-        age_s = self._clock.monotonic() - self._renewed_at
-        return not self._over and age_s < SURE_RATIO * self._ttl_s
+        return not self._over and self._tenure.is_sure(self._clock.monotonic())
 
     def wait_sure(self) -> bool:
         """Block until a record may be written; False once closed or lost."""
         with self._changed:
             while not self._over and not self.is_sure:
-                self._changed.wait(self._ttl_s)
+                self._changed.wait(self._tenure.length_s)
             return not self._over
 
     def _keep(self) -> None:
         try:
-            while not self._is_over_within(self._ttl_s / RENEWALS):
+            while not self._is_over_within(self._tenure.renew_every_s):
                 if self._store_answers():
                     self._renew()
         except Exception as error:  # noqa: BLE001 - a thread has nobody above it: handed over
@@ -168,13 +150,13 @@ class LeaseKeeper:
     def _renew(self) -> None:
         asked_at = self._clock.monotonic()
         try:
-            reply = self._registry.renew_lease(self.lease, ttl_s=self._ttl_s)
+            reply = self._registry.renew_lease(self.lease, ttl_s=self._tenure.length_s)
         except RegistryError as error:
             self._journal.on_change("lease", "lease.unsure", f"cannot be renewed: {error}")
             return
         with self._changed:
             if reply.held:
-                self._renewed_at = asked_at  # not now: the answer may have been long on its way
+                self._tenure.renewed(asked_at)
             else:
                 self._over = True
             self._changed.notify_all()
@@ -185,13 +167,12 @@ class LeaseKeeper:
 
     def _store_answers(self) -> bool:
         """Whether the store took a write lately; writes one itself if nobody else has."""
-        silent_s = self._clock.monotonic() - self._stored_at
-        if silent_s < self._ttl_s:
+        if not self._tenure.should_probe(self._clock.monotonic()):
             return True
         try:
             self._probe()
         except StoreError as error:
-            if silent_s < STORE_SILENCE * self._ttl_s:
+            if self._tenure.may_renew(self._clock.monotonic()):
                 return True
             self._journal.on_change("lease", "lease.unsure", f"not renewed: {error}")
             return False
