@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, ValuesView
 from typing import Final, Literal
 
 from ddl.core import events as e
-from ddl.core import selection
+from ddl.core import facts, selection
 from ddl.core.log import LogState
 from ddl.core.membership import Membership
 from ddl.core.selection import Verdict
@@ -115,11 +115,7 @@ class Inbox:
         pending.asked += 1
         self._fetch_later(pending, now + REFETCH_BEATS * self._log.settings.liveness.beat_s)
         yield e.AskAgain(handin)
-        yield e.Say(
-            "contribution.asked_again",
-            f"{handin.id} is {outcome} ({reason}); asked to put it again",
-            {"learner": handin.learner, "contribution": str(handin.id)},
-        )
+        yield facts.contribution_asked_again(handin, outcome, reason)
 
     def _fetch_later(self, pending: Pending, instant: float) -> None:
         pending.phase = "asked"
@@ -148,11 +144,7 @@ class Inbox:
             self.unlogged_since = now
         self.unlogged[handin.id] = self.receipt(handin, verdict)
         yield from self._drop(handin.id)
-        yield e.Say(
-            f"contribution.{verdict.fate}",
-            f"{handin.id} {verdict.fate}: {verdict.reason}",
-            {"learner": handin.learner, "contribution": str(handin.id), "reason": verdict.reason},
-        )
+        yield facts.contribution_settled(handin, verdict)
         member = self._membership.members.get(handin.learner)
         refusals_max = self._log.settings.gate.refusals_max
         if (

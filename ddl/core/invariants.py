@@ -141,7 +141,7 @@ def _contributions(machine: Machine) -> Iterator[str]:
 def _rounds(machine: Machine) -> Iterator[str]:
     log, settings = machine.log, machine.log.settings.round
     merging = machine.job.round if machine.job is not None else None
-    rounds = list(machine.rounds.values())
+    rounds = list(machine.board.rounds.values())
     under_way = rounds if merging is None else [*rounds, merging]
     for count, what in (
         (len({r.fragment for r in under_way}), "fragments"),
@@ -160,7 +160,7 @@ def _rounds(machine: Machine) -> Iterator[str]:
             )
         if (round_.quorum_at is None) != (round_.grace_until is None):
             yield f"round {round_.launch} has a quorum or a grace, but not both"
-    if merging is not None and merging.fragment in machine.rounds:
+    if merging is not None and merging.fragment in machine.board.rounds:
         yield f"f{merging.fragment} is open for a round while it is being merged"
 
 

@@ -138,6 +138,16 @@ class LogState(msgspec.Struct, kw_only=True):
         total = sum(self.lately.values())
         return {learner: tokens / total for learner, tokens in self.lately.items()}
 
+    @property
+    def budget_used(self) -> str:
+        """Which budget of the run is used up; empty while it goes on."""
+        stop = self.settings.stop
+        if stop.commits and sum(head.merges for head in self.fragments) >= stop.commits:
+            return f"stop.commits = {stop.commits} reached"
+        if stop.tokens and self.progress >= stop.tokens:
+            return f"stop.tokens = {stop.tokens} reached"
+        return ""
+
     def head(self) -> Head:
         """The newest record in short, as shown in Redis."""
         return Head(

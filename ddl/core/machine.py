@@ -11,7 +11,7 @@ ends in `_advance`, which looks at what may happen now: a round closes and becom
 takes along get a record of their own; new rounds open when a slot is free and the pace allows.
 What a round leaves behind stays pending and counts as *carried* in the fragment's next.
 
-An event looks only at the rounds that it may concern (`_touch`). What time alone may change is
+An event looks only at the rounds that it may concern (`Board.touched`). What time alone may change is
 looked at by the first event from `_due_at` on, of whatever kind; `wake_at` tells the shell when to
 send a `Tick` for it.
 """
@@ -26,11 +26,11 @@ import msgspec
 
 from ddl import config
 from ddl.core import events as e
-from ddl.core import rounds, selection
+from ddl.core import facts, selection
+from ddl.core.board import Board
 from ddl.core.inbox import RECEIPTS_WAIT_S, Inbox, Pending
 from ddl.core.log import CHECKPOINT_EVERY, LogState
 from ddl.core.membership import Member, Membership
-from ddl.core.pace import Pace
 from ddl.core.rounds import OpenRound
 from ddl.core.selection import Verdict
 from ddl.errors import ConfigError
@@ -42,7 +42,6 @@ from ddl.protocol.records import (
     LogRecord,
     Receipt,
     Request,
-    Round,
 )
 
 RETRY_BEATS = 2.0
@@ -83,7 +82,7 @@ class Machine:
     Attributes:
         inbox: contributions without a receipt in the log.
         membership: learners.
-        rounds: by fragment, the open ones.
+        board: open rounds.
         job: the record under way, or None.
         over: set once `Quit` was ordered; nothing more happens.
     """
@@ -96,19 +95,13 @@ class Machine:
         self.holder = holder
         self.membership = Membership()
         self.inbox = Inbox(log=log, membership=self.membership, keys=ObjectKeys(run))
-        self.rounds: dict[int, OpenRound] = {}
+        self.board = Board(log=log, inbox=self.inbox, membership=self.membership, epoch=epoch)
         self.over = False
         self._ddl_version = ddl_version
-        self._pace = Pace(
-            epoch=epoch, num_fragments=len(log.fragments), last_fragment=log.last_fragment
-        )
         self.job: Job | None = None
         self._requests: deque[Request] = deque()
         self._requested: set[str] = set()
         self._due_at = float("-inf")
-        self._touched: set[int] = set()
-        self._shown: tuple[Round, ...] | None = None
-        self._opened = False
 
     # ---- entry ------------------------------------------------------------------------------
 
@@ -124,10 +117,6 @@ class Machine:
     def wake_at(self, now: float) -> float:
         """The instant, not before `now`, at which time alone may change something: send a `Tick`."""
         return max(now, self._due_at)
-
-    def shown_rounds(self) -> tuple[Round, ...]:
-        """The open rounds as last ordered to be shown, oldest first."""
-        return self._shown or ()
 
     # ---- events -----------------------------------------------------------------------------
 
@@ -164,26 +153,19 @@ class Machine:
         if member is None:
             return
         if is_new:
-            yield e.Say(
-                "learner.joined",
-                f"{record.id} joined from {record.host} ({record.device})",
-                {"learner": record.id, "incarnation": record.incarnation},
-            )
+            yield facts.learner_joined(record)
         if member.may_return():
             yield e.GiveOrder(record.id, None)
         yield from self._judge(member, now)
         if expected_before != (record.id in self.membership.expected):
-            self._touched.update(self.rounds)
+            self.board.touch_all()
 
     def _judge(self, member: Member, now: float) -> Iterator[e.Command]:
         before = self.membership.judge(member, now, self.log.settings.liveness)
         if before is None:
             return
-        self._touched.update(self.rounds)
-        sentence = f"{member.id} is {member.state} (was {before})"
-        if member.record.error:
-            sentence += f": {member.record.error}"
-        yield e.Say(f"learner.{member.state}", sentence, {"learner": member.id})
+        self.board.touch_all()
+        yield facts.learner_changed(member, before)
 
     def _on_announced(self, handin: Handin, now: float) -> Iterator[e.Command]:
         if not 0 <= handin.fragment < len(self.log.fragments):
@@ -197,11 +179,11 @@ class Machine:
             return
         yield from self.inbox.fetched(event, now)
         if pending.phase == "ready":
-            self._pace.note_arrival(pending.handin.launch, now)
+            self.board.pace.note_arrival(pending.handin.launch, now)
         yield from self._after_inbox(pending.handin, now)
 
     def _after_inbox(self, handin: Handin, now: float) -> Iterator[e.Command]:
-        self._touched.add(handin.fragment)
+        self.board.touched.add(handin.fragment)
         member = self.membership.members.get(handin.learner)
         if member is not None:  # a refusal may have set it aside
             yield from self._judge(member, now)
@@ -240,11 +222,7 @@ class Machine:
             return
         round_ = job.round
         self._abandon_job()
-        yield e.Say(
-            "round.failed",
-            f"fragment {round_.fragment} v{round_.version_before + 1}: {event.reason}",
-            {"fragment": round_.fragment, "launch": round_.launch},
-        )
+        yield facts.round_failed(round_, event.reason)
         for id_, reason in event.bad:
             pending = self.inbox.pending.get(id_)
             if pending is not None:
@@ -268,7 +246,7 @@ class Machine:
         assert job is not None
         assert job.record == record
         if record.kind == "step":
-            self._pace.note_waits(record.waits)
+            self.board.pace.note_waits(record.waits)
         yield from self._follow(record, digest, now, answering=job.request)
 
     def _on_taken(self, record: LogRecord, digest: str, now: float) -> Iterator[e.Command]:
@@ -289,7 +267,7 @@ class Machine:
         for receipt in record.receipts:
             self.membership.take_receipt(receipt)
         for step in record.fragments:
-            self.rounds.pop(step.fragment, None)
+            self.board.rounds.pop(step.fragment, None)
         self._wake_by(now)  # a slot is free, and the next record may be written
         yield e.Show(
             head=self.log.head(),
@@ -297,7 +275,7 @@ class Machine:
             receipts=record.receipts,
             settings_changed=record.kind == "settings",
         )
-        yield from _tell_record(record)
+        yield from facts.record_logged(record)
         if answering is not None:
             yield e.Answer(answering.id, "stopped" if record.kind == "stop" else "done")
         for step in record.fragments:
@@ -319,16 +297,14 @@ class Machine:
             return
         if self.log.state == "running":
             if is_due:
-                self._open_rounds(now)
-            for round_ in self._rounds_in_order():
-                if round_.fragment in self._touched:
-                    yield from self._look_at(round_, now)
+                self.board.open_due(now, merging=self.job.round if self.job else None)
+            yield from self._look_at_rounds(now)
         if is_due:
             self._due_at = self._next_due(now)
-        yield from self._show_rounds()
+        yield from self.board.show()
 
     def _pass_time(self, now: float) -> Iterator[e.Command]:
-        self._touched.update(self.rounds)
+        self.board.touch_all()
         liveness = self.log.settings.liveness
         for member in self.membership.members.values():
             if member.judge(now, liveness) != member.state:
@@ -339,11 +315,8 @@ class Machine:
         yield from self.inbox.refetch(now)
 
     def _next_due(self, now: float) -> float:
-        instants = [now + self.log.settings.liveness.beat_s, *self.inbox.instants()]
-        for round_ in self.rounds.values():
-            instants += round_.instants()
-        if (step_s := self.membership.step_s()) is not None:
-            instants.append(self._pace.opens_at(self.log.settings.round, step_s, now))
+        beat_s = self.log.settings.liveness.beat_s
+        instants = [now + beat_s, *self.inbox.instants(), *self.board.instants(now)]
         return min(instant for instant in instants if instant > now)
 
     def _wake_by(self, instant: float) -> None:
@@ -354,7 +327,7 @@ class Machine:
             yield from self._serve(self._requests.popleft(), now)
         if self.job is not None:
             return
-        budget = stop_reason(self.log)
+        budget = self.log.budget_used
         if budget and self.log.state == "stopped":
             yield from self._end(budget)
         elif budget:
@@ -390,54 +363,25 @@ class Machine:
         yield e.ShowRounds((), opened=False)
         yield e.Quit(reason, "stopped")
 
-    # ---- rounds -----------------------------------------------------------------------------------
+    def _look_at_rounds(self, now: float) -> Iterator[e.Command]:
+        """Close or extend what is due. While a record is under way, what might close now stays open
+        and may still gain contributions."""
+        for round_ in self.board.in_order():
+            if round_.fragment not in self.board.touched:
+                continue
+            decision = self.board.judge(round_, now)
+            if decision.kind == "extend":
+                yield from self.board.extend(round_, now)
+            elif decision.kind == "close" and self.job is None:
+                yield from self._close(round_, now)
+            if round_.grace_until is not None:
+                self._wake_by(round_.grace_until)
 
-    def _look_at(self, round_: OpenRound, now: float) -> Iterator[e.Command]:
-        """Note a quorum, close the round, or extend it. While a record is under way, what might
-        close now stays open and may still gain contributions."""
-        settings = self.log.settings.round
-        pending = self.inbox.of(round_.fragment)
-        ready = [p for p in pending if p.phase == "ready"]
-        fresh = sum(p.handin.launch == round_.launch for p in ready)
-        own = sum(p.handin.launch == round_.launch for p in pending if p.phase != "asked")
-        expected = self.membership.expected
-        awaited = sorted(expected - {p.handin.learner for p in ready})
-        if fresh < settings.quorum:
-            round_.quorum_at = round_.grace_until = None
-        elif round_.quorum_at is None:
-            step_s = self.membership.step_s() or self.membership.reported_step_s()
-            round_.quorum_at = now
-            round_.grace_until = self._pace.grace_end(round_, settings, now=now, step_s=step_s)
-            self._wake_by(round_.grace_until)
-        decision = rounds.close_decision(
-            round_,
-            quorum=settings.quorum,
-            live=len(expected),
-            fresh=fresh,
-            carried=len(ready) - fresh,
-            coming=own - fresh,
-            awaited=awaited,
-            now=now,
-        )
-        round_.reason = decision.reason
-        if decision.kind == "extend":
-            round_.deadline_at = now + rounds.deadline_s(settings, self.membership.step_s())
-            if not round_.extended:
-                round_.extended = True
-                yield e.Say(
-                    "round.extended",
-                    f"fragment {round_.fragment} v{round_.version_before + 1}: {decision.reason}",
-                    {"fragment": round_.fragment, "launch": round_.launch},
-                )
-        elif decision.kind == "close" and self.job is None:
-            yield from self._close(round_, ready, now)
-
-    def _close(self, round_: OpenRound, ready: list[Pending], now: float) -> Iterator[e.Command]:
+    def _close(self, round_: OpenRound, now: float) -> Iterator[e.Command]:
         settings = self.log.settings
         head = self.log.fragments[round_.fragment]
-        chosen, refused = selection.choose(
-            [(p.handin, p.norm) for p in ready], head=head, settings=settings
-        )
+        ready = [(p.handin, p.norm) for p in self.inbox.of(round_.fragment) if p.phase == "ready"]
+        chosen, refused = selection.choose(ready, head=head, settings=settings)
         for handin, verdict in refused:
             yield from self.inbox.settle(handin, verdict, now)
             yield from self._after_inbox(handin, now)
@@ -447,7 +391,7 @@ class Machine:
         pendings = [self.inbox.pending[i.handin.id] for i in inputs]
         for pending in pendings:
             pending.phase = "merging"
-        del self.rounds[round_.fragment]
+        del self.board.rounds[round_.fragment]
         self.job = Job(round_=round_, pendings=pendings, inputs=inputs, closed_at=now)
         yield e.Merge(
             launch=round_.launch,
@@ -457,68 +401,6 @@ class Machine:
             lr=settings.outer.lr,
             momentum=settings.outer.momentum,
         )
-
-    def _open_rounds(self, now: float) -> None:
-        settings = self.log.settings.round
-        busy = set(self.rounds)
-        slots_used = sum(not r.extended for r in self.rounds.values())
-        if self.job is not None and self.job.round is not None:
-            busy.add(self.job.round.fragment)
-            slots_used += 1
-        while slots_used < settings.in_flight and self._may_open(now):
-            fragment = self._pace.due_fragment(busy)
-            if fragment is None:
-                return
-            round_ = self._pace.open(
-                fragment,
-                version_before=self.log.fragments[fragment].version,
-                line=self.log.line,
-                now=now,
-                deadline_s=rounds.deadline_s(settings, self.membership.step_s()),
-            )
-            self.rounds[fragment] = round_
-            self._touched.add(fragment)
-            self._opened = True
-            busy.add(fragment)
-            slots_used += 1
-
-    def _may_open(self, now: float) -> bool:
-        """Whether the pace allows one more round now."""
-        if stop_reason(self.log):
-            return False
-        settings = self.log.settings.round
-        step_s = self.membership.step_s()
-        if step_s is not None:
-            return now >= self._pace.opens_at(settings, step_s, now)
-        # with fewer learners than the quorum a round opens all the same: it waits, and says why
-        enough = max(1, min(settings.quorum, len(self.membership.expected)))
-        return self.membership.num_seasoned(settings.every_steps) >= enough
-
-    def _rounds_in_order(self) -> list[OpenRound]:
-        """The open rounds, oldest first."""
-        return sorted(self.rounds.values(), key=lambda r: r.launch)
-
-    def _show_rounds(self) -> Iterator[e.Command]:
-        """Order the open rounds to be shown if they have changed."""
-        expected = self.membership.expected
-        for round_ in self.rounds.values():
-            if round_.fragment not in self._touched:
-                continue
-            pending = self.inbox.of(round_.fragment)
-            arrived = {p.handin.learner for p in pending if p.phase == "ready"}
-            late = {p.handin.learner for p in pending if p.handin.launch != round_.launch}
-            round_.shown = round_.record(
-                quorum=self.log.settings.round.quorum,
-                arrived=sorted(arrived),
-                awaited=sorted(expected - arrived),
-                late=sorted(late),
-            )
-        self._touched.clear()
-        shown = tuple(r.shown for r in self._rounds_in_order() if r.shown is not None)
-        if shown != self._shown:
-            yield e.ShowRounds(shown, opened=self._opened)
-            self._shown = shown
-            self._opened = False
 
     # ---- records ----------------------------------------------------------------------------------
 
@@ -554,34 +436,20 @@ class Machine:
         for pending in job.pendings:
             pending.phase = "ready"
         if job.round is not None:
-            self.rounds[job.round.fragment] = job.round
-            self._touched.add(job.round.fragment)
+            self.board.put_back(job.round)
         if job.request is not None:
             self._requests.appendleft(job.request)
 
     def _shift(self, seconds: float) -> None:
         """Move all instants, after the server's clock has jumped."""
         self._due_at += seconds
-        self._pace.shift(seconds)
+        self.board.shift(seconds)
         self.inbox.shift(seconds)
         self.membership.shift(seconds)
-        for round_ in self.rounds.values():
-            round_.shift(seconds)
         if self.job is not None:
             self.job.closed_at += seconds
             if self.job.round is not None:
                 self.job.round.shift(seconds)
-        self._touched.update(self.rounds)
-
-
-def stop_reason(log: LogState) -> str:
-    """Which budget of the run is used up; empty while it goes on."""
-    stop = log.settings.stop
-    if stop.commits and sum(f.merges for f in log.fragments) >= stop.commits:
-        return f"stop.commits = {stop.commits} reached"
-    if stop.tokens and log.progress >= stop.tokens:
-        return f"stop.tokens = {stop.tokens} reached"
-    return ""
 
 
 def _mean_loss(inputs: Sequence[e.MergeInput]) -> float | None:
@@ -589,25 +457,3 @@ def _mean_loss(inputs: Sequence[e.MergeInput]) -> float | None:
     told = [(i.handin.loss, i.weight) for i in inputs if i.handin.loss is not None]
     total = sum(weight for _, weight in told)
     return sum(loss * weight for loss, weight in told) / total if total else None
-
-
-def _tell_record(record: LogRecord) -> Iterator[e.Command]:
-    if record.kind == "step":
-        merged = [r for r in record.receipts if r.fate == "merged"]
-        names = ", ".join(sorted({r.learner for r in merged}))
-        moves = ", ".join(f"fragment {s.fragment} v{s.version_after}" for s in record.fragments)
-        loss = record.health.loss_mean
-        yield e.Say(
-            "version.published",
-            f"version {record.global_version}: {moves} from {names}"
-            + (f", loss {loss:.3f}" if loss is not None else ""),
-            {
-                "seq": record.seq,
-                "fragment": record.fragments[0].fragment,
-                "learners": [r.learner for r in merged],
-                "contributions": [str(r.id) for r in merged],
-                "carried": len(record.carried),
-            },
-        )
-    elif record.kind in ("settings", "stop"):
-        yield e.Say(f"run.{record.kind}", f"{record.kind}: {record.why} ({record.who})", {})

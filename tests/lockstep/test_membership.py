@@ -164,8 +164,8 @@ def test_a_jump_of_the_server_s_clock_kills_nobody() -> None:
     for name in "ab":
         run.add_learner(name, ConstantGradient(run.layout, lr=0.1))
     run.go(commits=3)
-    assert run.time.run(60.0, until=lambda: bool(coordinator.machine.rounds))
-    (before,) = coordinator.machine.rounds.values()
+    assert run.time.run(60.0, until=lambda: bool(coordinator.machine.board.rounds))
+    (before,) = coordinator.machine.board.rounds.values()
     left_s = before.deadline_at - run.time.now
     run.time.leap(3600.0)
     coordinator.tell(e.ClockJumped(3600.0))

@@ -74,7 +74,7 @@ def test_a_restart_continues_bit_for_bit(num_fragments: int, moment: str) -> Non
 def reached(coordinator: Coordinator, moment: str) -> bool:
     job = coordinator.machine.job
     if moment == "round open":
-        return bool(coordinator.machine.rounds) and job is None
+        return bool(coordinator.machine.board.rounds) and job is None
     if moment == "merging":
         return job is not None and job.record is None
     return job is not None and job.record is not None and job.record.kind == "step"

@@ -25,7 +25,7 @@ def machine() -> Machine:
     core = Machine(run="demo", log=genesis(settings), epoch=1, holder="c1", ddl_version="0")
     for name in "ab":
         core.step(e.Beat(learner(name), 100.0), 100.0)
-    launch = {p: r.launch for p, r in core.rounds.items()}
+    launch = {p: r.launch for p, r in core.board.rounds.items()}
     for name in "ab":
         given = handin(core.log, name, 0, launch=launch[0])
         core.step(e.Announced(given), 100.1)
@@ -44,7 +44,7 @@ def machine() -> Machine:
     core.step(e.Fetched(waiting.id, "ok", norm=1.0), 102.7)
     core.step(e.Announced(handin(core.log, "b", 1, codec="int4/1")), 102.8)
     assert check(core) == []
-    assert sorted(core.rounds) == [0, 1]
+    assert sorted(core.board.rounds) == [0, 1]
     assert len(core.inbox.pending) == len(core.inbox.unlogged) == 1
     return core
 
@@ -100,15 +100,15 @@ def open_too_many(core: Machine) -> None:
 
 
 def open_twice(core: Machine) -> None:
-    core.rounds[5] = core.rounds[0]
+    core.board.rounds[5] = core.board.rounds[0]
 
 
 def open_from_an_old_version(core: Machine) -> None:
-    core.rounds[0].version_before = 0
+    core.board.rounds[0].version_before = 0
 
 
 def grace_without_quorum(core: Machine) -> None:
-    core.rounds[0].grace_until = 200.0
+    core.board.rounds[0].grace_until = 200.0
 
 
 def follow_a_later_epoch(core: Machine) -> None:

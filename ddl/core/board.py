@@ -1,0 +1,170 @@
+"""The open rounds: opened by pace, judged by what is in, shown when they have changed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ddl.core import events as e
+from ddl.core import facts, rounds
+from ddl.core.inbox import Inbox
+from ddl.core.log import LogState
+from ddl.core.membership import Membership
+from ddl.core.pace import Pace
+from ddl.core.rounds import Decision, OpenRound
+from ddl.protocol.records import Round
+
+
+class Board:
+    """All open rounds; owned and driven by the machine, which closes them.
+
+    Attributes:
+        rounds: by fragment.
+        touched: fragments whose round may have changed since it was last judged and shown.
+        pace: what decides when the next one opens, and learns from those that closed.
+    """
+
+    def __init__(self, *, log: LogState, inbox: Inbox, membership: Membership, epoch: int) -> None:
+        self.rounds: dict[int, OpenRound] = {}
+        self.touched: set[int] = set()
+        self.pace = Pace(
+            epoch=epoch, num_fragments=len(log.fragments), last_fragment=log.last_fragment
+        )
+        self._log = log
+        self._inbox = inbox
+        self._membership = membership
+        self._shown: tuple[Round, ...] | None = None
+        self._has_opened = False
+
+    @property
+    def shown(self) -> tuple[Round, ...]:
+        """The open rounds as last ordered to be shown, oldest first."""
+        return self._shown or ()
+
+    def touch_all(self) -> None:
+        """Something has changed that concerns every round."""
+        self.touched.update(self.rounds)
+
+    def in_order(self) -> list[OpenRound]:
+        """The open rounds, oldest first."""
+        return sorted(self.rounds.values(), key=lambda r: r.launch)
+
+    def put_back(self, round_: OpenRound) -> None:
+        """Open again what was taken off to be merged, as it was."""
+        self.rounds[round_.fragment] = round_
+        self.touched.add(round_.fragment)
+
+    # ---- opening ------------------------------------------------------------------------------
+
+    def open_due(self, now: float, *, merging: OpenRound | None) -> None:
+        """Open rounds while a slot is free and the pace allows; `merging` still holds its slot."""
+        settings = self._log.settings.round
+        busy = set(self.rounds)
+        slots_used = sum(not r.extended for r in self.rounds.values())
+        if merging is not None:
+            busy.add(merging.fragment)
+            slots_used += 1
+        while slots_used < settings.in_flight and self._may_open(now):
+            fragment = self.pace.due_fragment(busy)
+            if fragment is None:
+                return
+            self.rounds[fragment] = self.pace.open(
+                fragment,
+                version_before=self._log.fragments[fragment].version,
+                line=self._log.line,
+                now=now,
+                deadline_s=rounds.deadline_s(settings, self._membership.step_s()),
+            )
+            self.touched.add(fragment)
+            self._has_opened = True
+            busy.add(fragment)
+            slots_used += 1
+
+    def _may_open(self, now: float) -> bool:
+        """Whether the pace allows one more round now."""
+        if self._log.budget_used:
+            return False
+        settings = self._log.settings.round
+        step_s = self._membership.step_s()
+        if step_s is not None:
+            return now >= self.pace.opens_at(settings, step_s, now)
+        # with fewer learners than the quorum a round opens all the same: it waits, and says why
+        enough = max(1, min(settings.quorum, len(self._membership.expected)))
+        return self._membership.num_seasoned(settings.every_steps) >= enough
+
+    # ---- waiting ------------------------------------------------------------------------------
+
+    def judge(self, round_: OpenRound, now: float) -> Decision:
+        """Note a quorum that is there, or there no more; say whether the round closes now."""
+        settings = self._log.settings.round
+        pending = self._inbox.of(round_.fragment)
+        ready = [p for p in pending if p.phase == "ready"]
+        fresh = sum(p.handin.launch == round_.launch for p in ready)
+        own = sum(p.handin.launch == round_.launch for p in pending if p.phase != "asked")
+        expected = self._membership.expected
+        if fresh < settings.quorum:
+            round_.quorum_at = round_.grace_until = None
+        elif round_.quorum_at is None:
+            step_s = self._membership.step_s() or self._membership.reported_step_s()
+            round_.quorum_at = now
+            round_.grace_until = self.pace.grace_end(round_, settings, now=now, step_s=step_s)
+        decision = rounds.close_decision(
+            round_,
+            quorum=settings.quorum,
+            live=len(expected),
+            fresh=fresh,
+            carried=len(ready) - fresh,
+            coming=own - fresh,
+            awaited=sorted(expected - {p.handin.learner for p in ready}),
+            now=now,
+        )
+        round_.reason = decision.reason
+        return decision
+
+    def extend(self, round_: OpenRound, now: float) -> Iterator[e.Command]:
+        """Let a round without a quorum wait on, without holding a slot; told the first time."""
+        settings = self._log.settings.round
+        round_.deadline_at = now + rounds.deadline_s(settings, self._membership.step_s())
+        if round_.extended:
+            return
+        round_.extended = True
+        yield facts.round_extended(round_)
+
+    # ---- showing --------------------------------------------------------------------------------
+
+    def show(self) -> Iterator[e.Command]:
+        """Order the open rounds to be shown if they have changed."""
+        expected = self._membership.expected
+        for fragment in self.touched & self.rounds.keys():
+            round_ = self.rounds[fragment]
+            pending = self._inbox.of(fragment)
+            arrived = {p.handin.learner for p in pending if p.phase == "ready"}
+            late = {p.handin.learner for p in pending if p.handin.launch != round_.launch}
+            round_.shown = round_.record(
+                quorum=self._log.settings.round.quorum,
+                arrived=sorted(arrived),
+                awaited=sorted(expected - arrived),
+                late=sorted(late),
+            )
+        self.touched.clear()
+        shown = tuple(r.shown for r in self.in_order() if r.shown is not None)
+        if shown != self._shown:
+            yield e.ShowRounds(shown, opened=self._has_opened)
+            self._shown = shown
+            self._has_opened = False
+
+    # ---- time -----------------------------------------------------------------------------------
+
+    def instants(self, now: float) -> Iterator[float]:
+        """When something may happen to rounds, or one may open, by time alone."""
+        for round_ in self.rounds.values():
+            yield from round_.instants()
+        step_s = self._membership.step_s()
+        if step_s is not None:
+            yield self.pace.opens_at(self._log.settings.round, step_s, now)
+
+    def shift(self, seconds: float) -> None:
+        """Move all instants, after the server's clock has jumped."""
+        self.pace.shift(seconds)
+        for round_ in self.rounds.values():
+            round_.shift(seconds)
+        self.touch_all()
