@@ -40,9 +40,6 @@ from ddl.store.base import Store
 FETCHERS: Final = 4
 """Payloads fetched at once."""
 
-JUMP_S: Final = 2.0
-"""A change of the server's clock that no slow answer explains."""
-
 FLUSH_S: Final = 0.5
 """Longest time for which a full inbox keeps what happened from being shown."""
 
@@ -200,9 +197,8 @@ class Service:
         self._mirror.reachable = True
         if self._journal.forget("redis"):
             self._journal.tell("redis.reachable", "answers again")
-        slowness_s = polled.heard_at - polled.asked_at
         jump_s = self._server_clock.observe(polled.poll.now, at=polled.heard_at)
-        if abs(jump_s) > JUMP_S + slowness_s:
+        if polled.is_jump(jump_s):
             self._journal.tell("clock.jumped", f"the clock of Redis moved by {jump_s:+.1f} s")
             yield e.ClockJumped(jump_s)
         if self._mirror.notice_loss(polled.poll, asked_at=polled.asked_at):

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from ddl.clock import Clock
 from ddl.core import events as e
 from ddl.errors import RegistryError
 from ddl.protocol.records import Handin, LearnerRecord
 from ddl.registry.base import CoordinatorRegistry, Poll
+
+JUMP_S: Final = 2.0
+"""A change of the server's clock that is no ordinary drift."""
 
 
 class Polled(NamedTuple):
@@ -19,6 +22,11 @@ class Polled(NamedTuple):
     poll: Poll
     asked_at: float
     heard_at: float
+
+    def is_jump(self, seconds: float) -> bool:
+        """Whether the server's clock has jumped, if our estimate of it was off by so much: no slow
+        answer explains it."""
+        return abs(seconds) > JUMP_S + (self.heard_at - self.asked_at)
 
 
 class Unreachable(NamedTuple):
