@@ -1,0 +1,72 @@
+"""The example of `ddl.Learner` in a bare loop: as short as its README says, and it trains."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from ddl.coordinator.evaluate import Evaluator, evaluate_versions
+from ddl.coordinator.history import History
+from ddl.coordinator.verify import verify_run
+from ddl.store.local import LocalStore
+from tests.processes import Fleet
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "own_loop"
+ADDED_MAX = 6
+
+
+def code(file: str) -> list[str]:
+    """Lines of a script below its docstring, without indentation."""
+    text = (EXAMPLE / file).read_text()
+    return [line.strip() for line in text.partition('"""\n\n')[2].splitlines()]
+
+
+def test_the_readme_shows_what_came_into_the_loop() -> None:
+    """At most six added lines, nothing taken away; README and the two files say the same."""
+    change = list(difflib.ndiff(code("plain.py"), code("train.py")))
+    assert [line for line in change if line.startswith("- ")] == []
+    added = [line[2:] for line in change if line.startswith("+ ")]
+    assert 0 < len(added) <= ADDED_MAX
+    (block,) = re.findall(r"```diff\n(.*?)```", (EXAMPLE / "README.md").read_text(), re.DOTALL)
+    shown = block.splitlines()
+    assert [line[1:].strip() for line in shown if line.startswith("+")] == added
+    script = (EXAMPLE / "train.py").read_text().splitlines()
+    assert [line[1:] for line in shown] == script[2 : 2 + len(shown)]
+
+
+def test_two_processes_train_the_runs_model(tmp_path: Path, redis_url: str) -> None:
+    """Both loops end by themselves when the run has stopped, and the merged model is good."""
+    folder = tmp_path / "own_loop"
+    shutil.copytree(EXAMPLE, folder)
+    store = (tmp_path / "store").as_uri()
+    with Fleet(folder, redis_url, run="spirals") as fleet:
+        fleet.coordinator("--redis", redis_url, "--store", store, "--set", "stop.tokens=400000")
+        fleet.until(fleet.snapshot, "the run in Redis")
+        for number in (1, 2):
+            with (folder / f"train-{number}.log").open("wb") as output:
+                fleet.processes.append(
+                    subprocess.Popen(
+                        [sys.executable, "train.py", fleet.address],
+                        cwd=folder,
+                        stdout=output,
+                        stderr=output,
+                        env={**os.environ, "DDL_SPOOL": str(tmp_path / "spool")},
+                    )
+                )
+        for process in fleet.processes:
+            assert process.wait(100) == 0
+    told = [(folder / f"train-{number}.log").read_text() for number in (1, 2)]
+    assert all("accuracy 0.9" in text or "accuracy 1.0" in text for text in told), told
+    opened = LocalStore(tmp_path / "store")
+    run = History(opened, "spirals").existing_run()
+    evaluator = Evaluator(folder / "task.py", run.settings)
+    first, last = evaluate_versions(opened, run, [0, None], evaluator)
+    assert first.measures["accuracy"] < 0.7 < 0.95 < last.measures["accuracy"]
+    found = verify_run(opened, "spirals")
+    assert found.num_differences == 0
+    assert found.num_receipts > found.global_version  # both learners' work was merged
