@@ -7,6 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 from contextlib import closing
 from functools import partial
+from itertools import pairwise
 from typing import Any, Final, Protocol
 
 from botocore.exceptions import ClientError
@@ -85,14 +86,13 @@ class Downloader:
         self._run(first, stop)
         size = first.size
         assert size is not None
-        run_all(
-            self._pool,
-            stop,
-            (
-                partial(self._run, piece(at, min(at + self._part_bytes, size), size), stop)
-                for at in range(first.done, size, self._part_bytes)
-            ),
-        )
+        if first.done == size:
+            return
+        # cut where uploads are cut: stores keep an object in such parts, and read them whole
+        next_edge = (first.done // self._part_bytes + 1) * self._part_bytes
+        edges = [first.done, *range(next_edge, size, self._part_bytes), size]
+        pieces = (piece(start, end, size) for start, end in pairwise(edges))
+        run_all(self._pool, stop, (partial(self._run, rest, stop) for rest in pieces))
 
     def fetch_range(self, name: str, start: int, length: int) -> bytes:
         """Read at most `length` > 0 bytes from `start`. Raises: ObjectNotFoundError, StoreError."""
