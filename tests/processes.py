@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -55,10 +56,24 @@ def build(ctx):
 
 
 class Fleet:
-    """Processes of one run in one folder; as a context manager it ends them all by pid."""
+    """Processes of one run in one folder; as a context manager it ends them all by pid.
 
-    def __init__(self, folder: Path, redis_url: str, *, run: str = "walk") -> None:
+    With `apart` each process has a working folder and a home of its own, as on machines of their
+    own; `environment` is given to all of them.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        redis_url: str,
+        *,
+        run: str = "walk",
+        apart: bool = False,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         self.folder = folder
+        self.apart = apart
+        self.environment = dict(environment or {})
         self.redis_url = redis_url
         self.run = run
         self.processes: list[subprocess.Popen[bytes]] = []
@@ -108,24 +123,38 @@ class Fleet:
         path.write_text("\n".join(lines) + "\n")
         return path
 
-    def ddl(self, *arguments: str, env: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
+    def ddl(self, *arguments: str) -> subprocess.Popen[bytes]:
         """Start `ddl ARGUMENTS` with its output in a log file of its own."""
         self._num += 1
         words = [a for a in arguments[:2] if a.isalpha()]
         log = self.folder / f"{self._num:02d}-{'-'.join(words)}.log"
+        home = self._home(log.stem) if self.apart else self.folder
+        own = {"DDL_SPOOL": str(home / "spool"), "OMP_NUM_THREADS": "1"}
+        if self.apart:
+            own |= {"HOME": str(home)}
         with log.open("wb") as output:
             process = subprocess.Popen(
                 [sys.executable, "-m", "ddl_cli", *arguments],
-                cwd=self.folder,
+                cwd=home,
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL,
-                env=os.environ
-                | {"DDL_SPOOL": str(self.folder / "spool"), "OMP_NUM_THREADS": "1"}
-                | dict(env or {}),
+                env=os.environ | own | self.environment,
             )
         self.processes.append(process)
         return process
+
+    def _home(self, name: str) -> Path:
+        home = self.folder / name
+        home.mkdir()
+        for file in ("run.toml", "task.py"):
+            shutil.copy(self.folder / file, home)
+        return home
+
+    def log(self, num: int) -> str:
+        """What the `num`-th process has said so far."""
+        (path,) = self.folder.glob(f"{num:02d}-*.log")
+        return path.read_text()
 
     def coordinator(self, *more: str) -> subprocess.Popen[bytes]:
         return self.ddl("coordinator", "start", "run.toml", *more)

@@ -86,7 +86,7 @@ def test_an_id_comes_back_at_once_and_is_refused_while_it_lives(fleet: Fleet) ->
     fleet.until(lambda: _steps(fleet, "same"), "it trains")
     second = fleet.learner("same")
     assert second.wait(timeout=30) == 4
-    told = (fleet.folder / "03-learner-join.log").read_text()
+    told = fleet.log(3)
     assert f"pid {first.pid}" in told
     assert "Traceback" not in told
     kill(first)
