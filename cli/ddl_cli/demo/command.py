@@ -6,7 +6,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Final
@@ -16,9 +16,9 @@ from rich.console import Console
 
 from ddl.errors import ConfigError
 from ddl.protocol.wire import canonical
-from ddl.store.open_url import open_url
 from ddl_cli import display
 from ddl_cli.demo.books import read_books
+from ddl_cli.demo.bucket import storage
 from ddl_cli.demo.cast import RUN, Options, data
 from ddl_cli.demo.report import Losses, judge, text
 from ddl_cli.demo.stage import play
@@ -50,22 +50,19 @@ def run_demo(options: Options, *, loss_below: float, as_json: bool) -> bool:
     shown = display.Screen(console) if screen else display.Lines(_say)
     _say(f"demo in {options.folder}: real processes, a real Redis server, real text")
     _say(f"starting Redis and the coordinator; their logs are in {options.folder / 'logs'}")
-    with _orderly_sigterm():
-        played = play(options, shown)
+    with _orderly_sigterm(), storage(options.folder, s3=options.s3) as place:
+        played = play(options, place, shown)
         # they bring in torch, for which nobody should wait before the first line is shown
         from ddl.coordinator.evaluate import evaluate_file
         from ddl.coordinator.export import export_model
 
         _say("the run has ended; measuring version 0 and the last one")
-        store = open_url(options.store_url)
-        try:
+        with closing(place.open()) as store:
             books = read_books(store, RUN)
             exports = [
                 Path(export_model(store, RUN, options.folder / "export", at=version).path)
                 for version in (0, books.state.global_version)
             ]
-        finally:
-            store.close()
         first, last = (
             evaluate_file(file, task_file=data("task.py"), settings=books.run.settings)["loss"]
             for file in exports
@@ -80,10 +77,9 @@ def run_demo(options: Options, *, loss_below: float, as_json: bool) -> bool:
     if as_json:
         typer.echo(canonical(report))
     else:
-        then = [
-            ("let it write", f"python {data('sample.py')} {report.export}"),
-            ("look again", f"ddl status {options.store_url}/{RUN}"),
-        ]
+        then = [("let it write", f"python {data('sample.py')} {report.export}")]
+        if not options.s3:  # a bucket is gone with its server
+            then.append(("look again", f"ddl status {place.url}/{RUN}"))
         typer.echo(text(report, books, then=then))
     for problem in report.problems:
         _say(f"FAILED: {problem}")

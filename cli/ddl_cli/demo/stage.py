@@ -13,6 +13,7 @@ from ddl.errors import DdlError
 from ddl.protocol.records import Fact, RunSnapshot
 from ddl.registry.base import View
 from ddl.registry.reader import RedisReader
+from ddl_cli.demo.bucket import Storage
 from ddl_cli.demo.cast import RUN, Cast, Options
 from ddl_cli.demo.processes import Child
 from ddl_cli.display import Display
@@ -52,7 +53,7 @@ class Played(NamedTuple):
     problems: tuple[str, ...]
 
 
-def play(options: Options, display: Display) -> Played:
+def play(options: Options, storage: Storage, display: Display) -> Played:
     """Run everything from the first process to the last, and show it.
 
     Raises: DdlError when a process ends that should not, or nothing moves for STILL_S. However it
@@ -62,7 +63,7 @@ def play(options: Options, display: Display) -> Played:
     with (
         EmbeddedRedis(options.folder / "redis", persist=False) as redis,
         closing(RedisReader(redis.url, RUN)) as registry,
-        Cast(options, redis.url) as cast,
+        Cast(options, redis.url, storage) as cast,
     ):
         stage = Stage(options, cast, registry, display)
         stage.perform()
