@@ -182,6 +182,7 @@ class Mirror:
                 tuple(self._fragments.values()),
                 tuple(self._receipts),
                 self._entry(self._boot) if self._settings_changed else None,
+                after=self._shown_seq,
             )
         )
         self._record_shown()

@@ -155,11 +155,16 @@ class CoordinatorRegistry(Protocol):
         fragments: Sequence[FragmentState],
         receipts: Sequence[Receipt],
         entry: RunEntry | None = None,
+        *,
+        after: int = 0,
     ) -> bool:
         """Show a log record: set head, fragments and receipts, remove the receipted hand-ins, wake
         learners; all or nothing. `entry` replaces the run entry when settings changed.
 
         A head whose seq is not larger is shown already: nothing changes, True. False: fenced.
+        `after` is the seq that was shown last. A Redis whose head is older has failed over to a
+        copy that lagged behind, and would lack what came between: nothing changes, True, and `poll`
+        shows it.
         """
         ...
 

@@ -96,6 +96,8 @@ class RedisCoordinator(RedisRun):
         fragments: Sequence[FragmentState],
         receipts: Sequence[Receipt],
         entry: RunEntry | None = None,
+        *,
+        after: int = 0,
     ) -> bool:
         k = self._keys
         keys = [k.run, k.epoch, k.head, k.fragments, k.receipts, k.handins, k.answers, k.news]
@@ -106,6 +108,7 @@ class RedisCoordinator(RedisRun):
             _fragment_fields(fragments),
             _receipt_rows(receipts),
             _run_fields(entry) if entry else b"[]",
+            after,
         )
         return bool(self._server.run("commit", keys, *args) == 1)
 

@@ -226,6 +226,17 @@ def test_a_commit_of_an_old_record_changes_nothing(joined: Sides) -> None:
     assert view.receipts == {}
 
 
+def test_a_commit_is_not_shown_by_a_copy_that_lags_behind(joined: Sides) -> None:
+    """It lacks what was shown last, receipts among it; the next poll tells, by an old head."""
+    joined.coordinator.commit(1, head(1), [state(0, 1)], [])
+    assert joined.coordinator.commit(1, head(4), [state(0, 4)], [], after=3)
+    assert joined.reader.view().head == head(1)
+    assert joined.reader.view().fragments[0].version == 1
+    assert joined.coordinator.poll().head_seq == 1
+    assert joined.coordinator.commit(1, head(4), [state(0, 4)], [], after=1)
+    assert joined.coordinator.poll().head_seq == 4
+
+
 def test_a_receipt_does_not_remove_a_newer_handin(joined: Sides) -> None:
     """A late receipt of seq 1 leaves seq 2 outstanding, and seq 2's receipt is not overwritten."""
     joined.learner.announce(handin(seq=1), incarnation=1)

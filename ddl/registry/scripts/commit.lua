@@ -3,8 +3,9 @@
 -- KEYS[7] answers  KEYS[8] news
 -- ARGV[1] epoch  ARGV[2] seq of the record  ARGV[3] Head
 -- ARGV[4] JSON {field, value, ...} of fragments  ARGV[5] JSON {{field, seq, Receipt}, ...}
--- ARGV[6] JSON {field, value, ...} of run, empty if it stays
--- Returns 1 (also if Redis shows that record or a later one, or has lost the run), 0 if fenced.
+-- ARGV[6] JSON {field, value, ...} of run, empty if it stays  ARGV[7] seq that was shown last
+-- Returns 1 (also if Redis shows that record or a later one, has lost the run, or has lost what was
+-- shown last), 0 if fenced.
 if fenced(KEYS[2], tonumber(ARGV[1])) then
   return 0
 end
@@ -12,7 +13,8 @@ if redis.call('EXISTS', KEYS[1]) == 0 then
   return 1
 end
 local head = redis.call('GET', KEYS[3])
-if head and cjson.decode(head).seq >= tonumber(ARGV[2]) then
+local shown = head and cjson.decode(head).seq
+if shown and (shown >= tonumber(ARGV[2]) or shown < tonumber(ARGV[7])) then
   return 1
 end
 redis.call('SET', KEYS[3], ARGV[3])
