@@ -15,7 +15,7 @@ from tests.servers import S3Server, weed
 
 __all__ = ["weed"]
 
-PASSWORD = "not-to-be-seen"  # noqa: S105 - of a server that lives for one test
+PASSWORD = "not-to-be-seen"
 
 
 @pytest.fixture
