@@ -15,6 +15,7 @@ from ddl.codec.contribution import Contribution, contribution_bytes, decode_cont
 from ddl.codec.digest import sha256
 from ddl.errors import IntegrityError, ProtocolError
 from ddl.merge.examine import Examination, examine
+from ddl.merge.kernel import Kernel
 from ddl.protocol.records import Handin, TensorSpec
 
 
@@ -46,9 +47,13 @@ def check_announced_size(handin: Handin, specs: Sequence[TensorSpec]) -> Rejecte
 
 
 def check_payload(
-    handin: Handin, data: bytearray, specs: Sequence[TensorSpec]
+    handin: Handin, data: bytearray, specs: Sequence[TensorSpec], kernel: Kernel | None = None
 ) -> Passed | Rejected:
-    """Judge the fetched bytes of an announcement for a fragment of these `specs`."""
+    """Judge the fetched bytes of an announcement for a fragment of these `specs`.
+
+    Args:
+        kernel: that of the record when its merge is replayed; else the process' own.
+    """
     found = sha256(data)
     if (len(data), found) != (handin.payload.bytes, handin.payload.sha256):
         return Rejected(
@@ -62,7 +67,7 @@ def check_payload(
         return Rejected("refused", str(error))
     if contribution.metadata != handin.header:
         return Rejected("refused", "the payload's header is not its announcement")
-    seen = examine(contribution.deltas, contribution.buffers)
+    seen = examine(contribution.deltas, contribution.buffers, kernel)
     if seen.bad:
         name, count = seen.bad[0]
         more = f", and {len(seen.bad) - 1} more tensors hold such" if len(seen.bad) > 1 else ""

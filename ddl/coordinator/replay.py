@@ -13,8 +13,10 @@ from ddl.coordinator.audit import Merge
 from ddl.coordinator.found import announcement
 from ddl.coordinator.gate import Passed, check_payload
 from ddl.coordinator.payloads import Base, Payloads
-from ddl.errors import IntegrityError, ObjectNotFoundError, ProtocolError, TaskError
-from ddl.merge.step import KERNEL, Offer, merge_fragment
+from ddl.errors import ConfigError, IntegrityError, ObjectNotFoundError, ProtocolError, TaskError
+from ddl.merge.choice import kernel_by_name
+from ddl.merge.kernel import Kernel
+from ddl.merge.step import Offer, merge_fragment
 from ddl.protocol.keys import ObjectKeys
 from ddl.protocol.records import HandinId, ObjectRef, Receipt, RunRecord
 from ddl.store.base import Store
@@ -56,24 +58,26 @@ class Replay:
         Args:
             promised: whether the run's settings say that its contributions are kept.
         """
-        if merge.kernel != KERNEL:
-            return Replayed(skipped=f"it was merged by kernel {merge.kernel!r}, this is {KERNEL!r}")
+        try:
+            kernel = kernel_by_name(merge.kernel)
+        except ConfigError as error:
+            return Replayed(skipped=error.args[0])
         try:
             base = self._payloads.base(merge.step.fragment, merge.before)
         except IntegrityError as error:  # told by the check of objects, if it should be there
             return Replayed(skipped=error.args[0])
         passed = []
         for receipt in merge.receipts:
-            found = self._contribution(receipt)
+            found = self._contribution(receipt, kernel)
             if isinstance(found, Replayed):
                 if found.skipped and promised:
                     where = self._keys.commit(merge.seq)
                     return Replayed(difference=f"{found.skipped}, but all are kept", where=where)
                 return found
             passed.append(found)
-        return self._compare(merge, base, passed)
+        return self._compare(merge, base, passed, kernel)
 
-    def _contribution(self, receipt: Receipt) -> Passed | Replayed:
+    def _contribution(self, receipt: Receipt, kernel: Kernel) -> Passed | Replayed:
         keys = self._contributions.get(receipt.id, [])
         if not keys:
             return Replayed(skipped=f"contribution {receipt.id} is not kept")
@@ -92,10 +96,10 @@ class Replay:
         told = (handin.id, handin.steps, handin.tokens)
         if told != (receipt.id, receipt.steps, receipt.tokens):
             return Replayed(difference="its header is not what its receipt says", where=key)
-        found = check_payload(handin, data, self._payloads.specs(receipt.fragment))
+        found = check_payload(handin, data, self._payloads.specs(receipt.fragment), kernel)
         return found if isinstance(found, Passed) else Replayed(difference=found.reason, where=key)
 
-    def _compare(self, merge: Merge, base: Base, passed: list[Passed]) -> Replayed:
+    def _compare(self, merge: Merge, base: Base, passed: list[Passed], kernel: Kernel) -> Replayed:
         step = merge.step
         merged = merge_fragment(
             self._payloads.specs(step.fragment),
@@ -112,6 +116,7 @@ class Replay:
             momentum=base.momentum,
             lr=merge.lr,
             mu=merge.momentum,
+            kernel=kernel,
         )
         version = step.version_after
         try:

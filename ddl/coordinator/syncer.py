@@ -16,7 +16,8 @@ from ddl.coordinator.payloads import Base, Payloads
 from ddl.core import events as e
 from ddl.core.log import FragmentHead
 from ddl.errors import ObjectNotFoundError, StoreError, TaskError
-from ddl.merge.step import KERNEL, Offer, merge_fragment
+from ddl.fused.choice import prepare
+from ddl.merge.step import Offer, merge_fragment
 from ddl.protocol.records import FragmentStep, Handin, HandinId, RunRecord, Waits
 from ddl.store.base import Store
 
@@ -40,6 +41,7 @@ class Syncer:
         self._lock = threading.Lock()
         self._expected: set[HandinId] = set()
         self._fetched: dict[HandinId, Passed] = {}
+        prepare()  # while there is nothing to merge yet
 
     # ---- contributions ----------------------------------------------------------------------
 
@@ -136,7 +138,7 @@ class Syncer:
             merge_s=merged_at - started,
             publish_s=clock.monotonic() - merged_at,
         )
-        return e.Merged(order.launch, step, merged.health, KERNEL, waits)
+        return e.Merged(order.launch, step, merged.health, merged.kernel, waits)
 
 
 class _Bases:

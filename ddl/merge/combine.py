@@ -9,8 +9,8 @@ d_1..d_M: deltas of one tensor, sorted by contribution id; w_i: their weights; s
 Learners' deltas are nearly orthogonal, so that their mean is shorter by about sqrt(M) than each of
 them and the outer optimizer would have to be tuned anew for every M. RDA keeps the length.
 
-Sums run in fp64, in the order of the contributions, tile by tile: the result depends neither on the
-number of threads nor, beyond the last bit, on the order.
+Sums run in fp64, in the order of the contributions: the result depends neither on the number of
+threads nor, beyond the last bit, on the order.
 
 Source: arXiv 2604.21428, D.2 (the weighted form is printed there with v_i for |v_i|).
 """
@@ -19,13 +19,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
-import torch
 from torch import Tensor
 
-from ddl.merge.tiles import TILE, Flat, Total, tiles
+from ddl.merge.kernel import Kernel
+from ddl.merge.tiles import Flat
 from ddl.protocol.records import Rule
 
 GAIN_MAX: Final = 2.0
@@ -52,39 +52,53 @@ class Delta:
 
 @dataclass(frozen=True, slots=True)
 class Combined:
-    """An outer gradient.
+    """An outer gradient, `scale * total`; it is not multiplied out until the outer step reads it.
 
     Attributes:
-        value: fp32 in the tensor's shape.
+        total: fp32, in the memory that `combine` was given.
+        scale: what each element is to be multiplied by, in fp32.
+        norm: L2 norm of the gradient.
         cosine: mean cosine between the deltas and it, weighted by weight (RDA) or by weight and
             length (mean); None where nothing moved or nothing was compared.
     """
 
-    value: Tensor
+    total: Tensor
+    scale: float
+    norm: float
     cosine: float | None
 
+    @property
+    def value(self) -> Tensor:
+        """The gradient, fp32 in the tensor's shape."""
+        return self.total * self.scale
 
-def combine(rule: Rule, deltas: Sequence[Delta]) -> Combined:
-    """Combine at least one delta of a parameter by its rule; a single one is copied, bit for bit."""
+
+def combine(rule: Rule, deltas: Sequence[Delta], kernel: Kernel, out: Tensor) -> Combined:
+    """Combine at least one delta of a parameter by its rule; a single one is copied, bit for bit.
+
+    Args:
+        out: fp32 in the tensor's shape, for the result's `total`.
+    """
     if len(deltas) == 1:
-        return _copy(deltas[0])
+        return _copy(deltas[0], kernel, out)
     if rule == "heaviest":  # of equal weights the first
-        return Combined(_copy(max(deltas, key=lambda delta: delta.weight)).value, None)
+        heaviest = _copy(max(deltas, key=lambda delta: delta.weight), kernel, out)
+        return replace(heaviest, cosine=None)
     if rule == "rda":
-        return rda(deltas)
+        return _rda(deltas, kernel, out)
     assert rule == "mean", rule
-    return mean(deltas)
+    return _mean(deltas, kernel, out)
 
 
-def mean(deltas: Sequence[Delta]) -> Combined:
+def _mean(deltas: Sequence[Delta], kernel: Kernel, out: Tensor) -> Combined:
     """The mean, sum s_i d_i. Its cosine is |sum s_i d_i| / sum s_i |d_i|."""
     shares = _shares(deltas)
-    value, (length,) = _sums(deltas, shares)
+    (norm,) = kernel.add_up([delta.values for delta in deltas], [shares], out)
     longest = _mean_norm(deltas, shares)
-    return Combined(value, length / longest if longest else None)
+    return Combined(out, 1.0, norm, norm / longest if longest else None)
 
 
-def rda(deltas: Sequence[Delta]) -> Combined:
+def _rda(deltas: Sequence[Delta], kernel: Kernel, out: Tensor) -> Combined:
     """The RDA, (sum s_i |d_i|) * unit(sum s_i unit(d_i)). Its cosine is |sum s_i unit(d_i)|.
 
     Zero vectors have no direction and are left out, as if their learners had not met the tensor. The
@@ -93,23 +107,21 @@ def rda(deltas: Sequence[Delta]) -> Combined:
     """
     moving = [delta for delta in deltas if delta.norm > 0]
     if len(moving) < 2:
-        return _copy(*(moving or deltas[:1]))
+        return _copy((*moving, deltas[0])[0], kernel, out)
     shares = _shares(moving)
     units = [share / delta.norm for share, delta in zip(shares, moving, strict=True)]
-    value, (cosine, mean_length) = _sums(moving, units, shares)
+    values = [delta.values for delta in moving]
+    cosine, mean_length = kernel.add_up(values, [units, shares], out)
     if cosine < CANCELLED:
-        return mean(moving)
+        return _mean(moving, kernel, out)
     effective = 1 / math.fsum(share * share for share in shares)
     length = min(_mean_norm(moving, shares), GAIN_MAX * math.sqrt(effective) * mean_length)
-    return Combined(value.mul_(length / cosine), cosine)
+    return Combined(out, length / cosine, length, cosine)
 
 
-def _copy(delta: Delta) -> Combined:
-    value = torch.empty(delta.values.shape, dtype=torch.float32)
-    flat = value.view(-1)
-    for start, stop in tiles(delta.values.numel):
-        flat[start:stop] = delta.values.read(start, stop, flat[start:stop])
-    return Combined(value, 1.0 if delta.norm else None)
+def _copy(delta: Delta, kernel: Kernel, out: Tensor) -> Combined:
+    (norm,) = kernel.add_up([delta.values], [[1.0]], out)
+    return Combined(out, 1.0, norm, 1.0 if norm else None)
 
 
 def _shares(deltas: Sequence[Delta]) -> list[float]:
@@ -120,24 +132,3 @@ def _shares(deltas: Sequence[Delta]) -> list[float]:
 def _mean_norm(deltas: Sequence[Delta], shares: Sequence[float]) -> float:
     """The mean of norms, sum s_i |d_i|."""
     return math.fsum(share * delta.norm for share, delta in zip(shares, deltas, strict=True))
-
-
-def _sums(deltas: Sequence[Delta], *factors: Sequence[float]) -> tuple[Tensor, tuple[float, ...]]:
-    """In one pass sum f_i d_i as fp32 for the first row of factors, and its L2 norm for each row."""
-    value = torch.empty(deltas[0].values.shape, dtype=torch.float32)
-    flat = value.view(-1)
-    scratch = torch.empty(TILE, dtype=torch.float32)
-    term = torch.empty(TILE, dtype=torch.float64)
-    sums = torch.empty(len(factors), TILE, dtype=torch.float64)
-    totals = [Total() for _ in factors]
-    for start, stop in tiles(flat.numel()):
-        size = stop - start
-        sums.zero_()
-        for delta, column in zip(deltas, zip(*factors, strict=True), strict=True):
-            part = delta.values.read(start, stop, scratch)
-            for row, factor in zip(sums, column, strict=True):
-                row[:size] += term[:size].copy_(part).mul_(factor)
-        flat[start:stop] = sums[0, :size]
-        for row, total in zip(sums, totals, strict=True):
-            total.add(row[:size], row[:size])
-    return value, tuple(math.sqrt(total.value) for total in totals)

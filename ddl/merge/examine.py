@@ -9,7 +9,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ddl.merge.tiles import TILE, Flat, Total, tiles
+from ddl.fused.sizes import TILE
+from ddl.merge.choice import chosen_kernel
+from ddl.merge.kernel import Kernel
+from ddl.merge.tiles import Flat, tiles
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,23 +34,21 @@ class Examination:
         return math.sqrt(math.fsum(norm * norm for norm in self.norms.values()))
 
 
-def examine(deltas: Mapping[str, Flat], buffers: Mapping[str, Tensor]) -> Examination:
-    """Look at every value once, tile by tile, decoding on the way."""
-    norms = {name: _norm(values) for name, values in deltas.items()}
+def examine(
+    deltas: Mapping[str, Flat], buffers: Mapping[str, Tensor], kernel: Kernel | None = None
+) -> Examination:
+    """Look at every value once, decoding on the way.
+
+    Args:
+        kernel: that of the record when it is replayed; else the process' own.
+    """
+    kernel = kernel or chosen_kernel()
+    norms = {name: kernel.norm(values) for name, values in deltas.items()}
     bad = {name: _count_bad(deltas[name]) for name, norm in norms.items() if math.isnan(norm)}
     for name, buffer in buffers.items():
         if buffer.is_floating_point() and (count := int((~buffer.isfinite()).sum())):
             bad[name] = count
     return Examination(norms=norms, bad=tuple(bad.items()))
-
-
-def _norm(values: Flat) -> float:
-    total, scratch = Total(), torch.empty(TILE)
-    for start, stop in tiles(values.numel):
-        part = values.read(start, stop, scratch)
-        total.add(part, part)
-    # squares of fp32 cannot overflow fp64: the sum is finite exactly if all values are
-    return math.sqrt(total.value)
 
 
 def _count_bad(values: Flat) -> int:

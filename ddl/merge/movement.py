@@ -23,8 +23,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from ddl.fused.sizes import TILE
 from ddl.merge.layout import dtype_of
-from ddl.merge.tiles import TILE, Flat, tiles
+from ddl.merge.tiles import Flat, tiles
 from ddl.protocol.records import TensorSpec
 
 Mode = Literal["carry", "overwrite", "blend"]

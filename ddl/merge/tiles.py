@@ -17,8 +17,9 @@ from typing import Final, Protocol
 import torch
 from torch import Tensor
 
-TILE: Final = 65536
-"""Elements worked on at once: a multiple of every codec's block, and small enough for the cache."""
+from ddl.fused.sizes import TILE
+from ddl.fused.stored import Stored
+
 _ROW: Final = 1024
 
 
@@ -39,6 +40,11 @@ class Flat(Protocol):
         """
         ...
 
+    @property
+    def stored(self) -> Stored:
+        """The same elements as the fused loops take them."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Plain:
@@ -57,6 +63,13 @@ class Plain:
     def read(self, start: int, stop: int, out: Tensor) -> Tensor:
         part = self.tensor.reshape(-1)[start:stop]
         return part if part.dtype is torch.float32 else out[: stop - start].copy_(part)
+
+    @property
+    def stored(self) -> Stored:
+        flat = self.tensor.contiguous()
+        if flat.dtype is torch.bfloat16:
+            return Stored("bf16", flat)
+        return Stored("fp32", flat.float())
 
 
 def tiles(numel: int) -> Iterator[tuple[int, int]]:

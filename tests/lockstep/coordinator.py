@@ -14,7 +14,7 @@ from ddl.core.invariants import Watch
 from ddl.core.log import FragmentHead, LogState
 from ddl.core.machine import Machine
 from ddl.merge.examine import examine
-from ddl.merge.step import KERNEL, Offer, merge_fragment
+from ddl.merge.step import Offer, merge_fragment
 from ddl.protocol import wire
 from ddl.protocol.records import FragmentStep, Handin, LogRecord, Waits
 
@@ -193,7 +193,7 @@ class Coordinator:
             outer=outer,
         )
         waits = Waits(merge_s=self._merge_s)
-        return e.Merged(command.launch, step, merged.health, KERNEL, waits)
+        return e.Merged(command.launch, step, merged.health, merged.kernel, waits)
 
     def base(
         self, fragment: int, head: FragmentHead

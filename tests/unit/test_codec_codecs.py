@@ -11,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ddl.codec.codecs import BLOCK, CODECS, INT4, INT8, BlockCodec, Codec, Coded, codec_by_tag
+from ddl.codec.codecs import CODECS, INT4, INT8, BlockCodec, Codec, Coded, codec_by_tag
 from ddl.config import CodecSettings
 from ddl.errors import ProtocolError
+from ddl.fused.sizes import BLOCK
 
 ALL = list(CODECS.values())
 BLOCKS = [INT8, INT4]
@@ -170,9 +171,9 @@ def test_reading_in_parts_equals_reading_whole(
 def test_decoding_is_exact_in_fp32(codec: BlockCodec) -> None:
     """scale * q needs no rounding, so the product in fp64 is the same number."""
     coded = encode(codec, torch.randn(10 * BLOCK, generator=torch.Generator().manual_seed(5)))
-    scale = coded.parts["|s"].double()
+    scale = coded.parts["|s"]
     unit = Coded(codec, coded.shape, {"|q": coded.parts["|q"], "|s": torch.ones_like(scale)})
-    exact = (unit.whole().view(-1, BLOCK).double() * scale[:, None]).view(-1)
+    exact = (unit.whole().view(-1, BLOCK).double() * scale.double()[:, None]).view(-1)
     assert torch.equal(coded.whole().double(), exact)
 
 

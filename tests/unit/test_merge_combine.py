@@ -14,10 +14,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from ddl.codec.codecs import CODECS, Codec, Coded
+from ddl.fused.sizes import TILE
 from ddl.merge.buffers import merge_buffer
-from ddl.merge.combine import Combined, Delta, combine
+from ddl.merge.combine import Combined, Delta
+from ddl.merge.combine import combine as combine_into
 from ddl.merge.examine import examine
-from ddl.merge.tiles import TILE, Flat, Plain, dot
+from ddl.merge.kernel import Kernel
+from ddl.merge.tiles import Flat, Plain, dot
 from ddl.protocol.records import Rule
 
 
@@ -36,9 +39,15 @@ def delta(values: Tensor | Flat, weight: float = 1.0) -> Delta:
     return Delta(flat, weight, examine({"x": flat}, {}).norms["x"])
 
 
-def combined(rule: Rule, rows: Sequence[Sequence[float]], weights: Sequence[float]) -> Combined:
+def combine(kernel: Kernel, rule: Rule, deltas: Sequence[Delta]) -> Combined:
+    return combine_into(rule, deltas, kernel, torch.empty(deltas[0].values.shape))
+
+
+def combined(
+    kernel: Kernel, rule: Rule, rows: Sequence[Sequence[float]], weights: Sequence[float]
+) -> Combined:
     return combine(
-        rule, [delta(torch.tensor(row), w) for row, w in zip(rows, weights, strict=True)]
+        kernel, rule, [delta(torch.tensor(row), w) for row, w in zip(rows, weights, strict=True)]
     )
 
 
@@ -47,80 +56,81 @@ def draw(num: int, size: int, seed: int) -> list[Tensor]:
     return [torch.randn(size, generator=generator) for _ in range(num)]
 
 
-def test_mean_by_hand() -> None:
+def test_mean_by_hand(kernel: Kernel) -> None:
     """(3 * (4, 0) + 1 * (0, 8)) / 4 = (3, 2).
 
     Cosine: |(3, 2)| / (0.75 * 4 + 0.25 * 8) = 3.60555 / 5.
     """
-    result = combined("mean", [[4.0, 0.0], [0.0, 8.0]], [3.0, 1.0])
+    result = combined(kernel, "mean", [[4.0, 0.0], [0.0, 8.0]], [3.0, 1.0])
     assert result.value.tolist() == [3.0, 2.0]
     assert result.cosine == pytest.approx(math.sqrt(13) / 5)
 
 
-def test_rda_by_hand() -> None:
+def test_rda_by_hand(kernel: Kernel) -> None:
     """Deltas (4, 0) of weight 3 and (0, 8) of weight 1; shares 3/4 and 1/4.
 
     Radius: 3/4 * 4 + 1/4 * 8 = 5. Direction: 3/4 * (1, 0) + 1/4 * (0, 1) = (0.75, 0.25), of length
     0.790569. RDA = 5 * (0.75, 0.25) / 0.790569 = (4.743416, 1.581139), of length 5.
     Cap: M_eff = 16 / (9 + 1) = 1.6, mean (3, 2) of length 3.6056: 2 * 1.2649 * 3.6056 = 9.12 > 5.
     """
-    result = combined("rda", [[4.0, 0.0], [0.0, 8.0]], [3.0, 1.0])
+    result = combined(kernel, "rda", [[4.0, 0.0], [0.0, 8.0]], [3.0, 1.0])
     assert result.value.tolist() == pytest.approx([4.743416, 1.581139], abs=1e-6)
     assert result.cosine == pytest.approx(0.790569, abs=1e-6)
 
 
-def test_rda_leaves_zero_vectors_out() -> None:
+def test_rda_leaves_zero_vectors_out(kernel: Kernel) -> None:
     """A learner that never met a tensor neither turns nor shortens the others' direction."""
-    with_zero = combined("rda", [[4.0, 0.0], [0.0, 0.0], [0.0, 8.0]], [3.0, 9.0, 1.0])
-    without = combined("rda", [[4.0, 0.0], [0.0, 8.0]], [3.0, 1.0])
+    with_zero = combined(kernel, "rda", [[4.0, 0.0], [0.0, 0.0], [0.0, 8.0]], [3.0, 9.0, 1.0])
+    without = combined(kernel, "rda", [[4.0, 0.0], [0.0, 8.0]], [3.0, 1.0])
     assert torch.equal(with_zero.value, without.value)
-    assert combined("rda", [[0.0], [0.0]], [1.0, 1.0]) == Combined(torch.zeros(1), None)
-    assert combined("rda", [[0.0], [-7.0]], [5.0, 1.0]).value.tolist() == [-7.0]
+    nothing = combined(kernel, "rda", [[0.0], [0.0]], [1.0, 1.0])
+    assert (nothing.value.tolist(), nothing.norm, nothing.cosine) == ([0.0], 0.0, None)
+    assert combined(kernel, "rda", [[0.0], [-7.0]], [5.0, 1.0]).value.tolist() == [-7.0]
 
 
-def test_rda_of_nearly_opposite_deltas_is_capped() -> None:
+def test_rda_of_nearly_opposite_deltas_is_capped(kernel: Kernel) -> None:
     """d = (1, 0) and (-1, 0.1) of equal weight.
 
     Lengths 1 and 1.0049876, mean of norms 1.0024938. Mean vector (0, 0.05), of length 0.05.
     M_eff = 2, so at most 2 * sqrt(2) * 0.05 = 0.1414214 instead of 1.0024938.
     """
-    result = combined("rda", [[1.0, 0.0], [-1.0, 0.1]], [1.0, 1.0])
+    result = combined(kernel, "rda", [[1.0, 0.0], [-1.0, 0.1]], [1.0, 1.0])
     assert float(result.value.norm()) == pytest.approx(2 * math.sqrt(2) * 0.05, rel=1e-5)
 
 
-def test_rda_of_cancelling_directions_is_the_mean() -> None:
+def test_rda_of_cancelling_directions_is_the_mean(kernel: Kernel) -> None:
     """(3, 0) and (-1, 0): unit vectors cancel, so what is left is the mean (1, 0)."""
-    result = combined("rda", [[3.0, 0.0], [-1.0, 0.0]], [1.0, 1.0])
+    result = combined(kernel, "rda", [[3.0, 0.0], [-1.0, 0.0]], [1.0, 1.0])
     assert result.value.tolist() == [1.0, 0.0]
     third = torch.randn(100, generator=torch.Generator().manual_seed(0))
-    rounded = combine("rda", [delta(third * 0.3), delta(third * -0.9)])
+    rounded = combine(kernel, "rda", [delta(third * 0.3), delta(third * -0.9)])
     assert torch.allclose(rounded.value, third * -0.3, rtol=1e-6)
 
 
-def test_rda_keeps_the_length_that_the_mean_of_orthogonal_deltas_loses() -> None:
+def test_rda_keeps_the_length_that_the_mean_of_orthogonal_deltas_loses(kernel: Kernel) -> None:
     """Eight orthogonal deltas of length 5: the mean has 5 / sqrt(8), RDA has 5."""
     deltas = [delta(row * 5) for row in torch.eye(8)]
-    assert float(combine("mean", deltas).value.norm()) == pytest.approx(5 / math.sqrt(8))
-    assert float(combine("rda", deltas).value.norm()) == pytest.approx(5)
+    assert float(combine(kernel, "mean", deltas).value.norm()) == pytest.approx(5 / math.sqrt(8))
+    assert float(combine(kernel, "rda", deltas).value.norm()) == pytest.approx(5)
 
 
-def test_the_heaviest_is_copied_and_of_equal_weights_the_first() -> None:
+def test_the_heaviest_is_copied_and_of_equal_weights_the_first(kernel: Kernel) -> None:
     """Nothing is mixed."""
-    result = combined("heaviest", [[1.0], [2.0], [3.0]], [1.0, 5.0, 5.0])
+    result = combined(kernel, "heaviest", [[1.0], [2.0], [3.0]], [1.0, 5.0, 5.0])
     assert result.value.tolist() == [2.0]
     assert result.cosine is None
 
 
 @pytest.mark.parametrize("rule", ["mean", "rda", "heaviest"])
 @pytest.mark.parametrize("codec", CODECS.values(), ids=lambda codec: codec.tag)
-def test_one_contribution_is_copied_bit_for_bit(rule: Rule, codec: Codec) -> None:
+def test_one_contribution_is_copied_bit_for_bit(kernel: Kernel, rule: Rule, codec: Codec) -> None:
     """A lone learner's movement is the outer gradient, whatever its weight; -0.0 stays -0.0."""
     value = torch.randn(100, generator=torch.Generator().manual_seed(1)) * 1e-4
     value[3] = -0.0
     parts = {k: torch.empty(p.shape, dtype=p.dtype) for k, p in codec.plan("x", (100,)).items()}
     codec.encode(value, parts)
     coded = Coded(codec, (100,), parts)
-    result = combine(rule, [delta(coded, 0.1)])
+    result = combine(kernel, rule, [delta(coded, 0.1)])
     assert torch.equal(result.value.view(torch.int32), coded.whole().view(torch.int32))
     assert result.cosine == 1.0
     result.value.zero_()
@@ -129,13 +139,15 @@ def test_one_contribution_is_copied_bit_for_bit(rule: Rule, codec: Codec) -> Non
 
 @pytest.mark.parametrize("size", [1, 1023, 1024, 1025, TILE - 1, TILE, TILE + 1, 3 * TILE + 77])
 @pytest.mark.parametrize("rule", ["mean", "rda"])
-def test_results_do_not_depend_on_the_number_of_threads(rule: Rule, size: int) -> None:
+def test_results_do_not_depend_on_the_number_of_threads(
+    kernel: Kernel, rule: Rule, size: int
+) -> None:
     """Bit for bit the same with one thread and with two, on and around the borders of tiles."""
     results = []
     for num in (1, 2):
         with threads(num):
             deltas = [delta(v, 1.0 + i) for i, v in enumerate(draw(3, size, seed=size))]
-            results.append((combine(rule, deltas), [d.norm for d in deltas]))
+            results.append((combine(kernel, rule, deltas), [d.norm for d in deltas]))
     (one, one_norms), (two, two_norms) = results
     assert torch.equal(one.value, two.value)
     assert one.cosine == two.cosine
@@ -144,10 +156,10 @@ def test_results_do_not_depend_on_the_number_of_threads(rule: Rule, size: int) -
 
 @pytest.mark.parametrize("rule", ["mean", "rda"])
 @pytest.mark.parametrize("size", [1, 65, TILE, TILE + 130])
-def test_tiles_change_nothing_about_the_formula(rule: Rule, size: int) -> None:
+def test_tiles_change_nothing_about_the_formula(kernel: Kernel, rule: Rule, size: int) -> None:
     """The tiled result agrees with the formula written with whole tensors in fp64."""
     values, weights = draw(4, size, seed=2), [1.0, 2.0, 3.0, 10.0]
-    result = combine(rule, [delta(v, w) for v, w in zip(values, weights, strict=True)])
+    result = combine(kernel, rule, [delta(v, w) for v, w in zip(values, weights, strict=True)])
     rows, w = torch.stack(values).double(), torch.tensor(weights, dtype=torch.float64)[:, None]
     mean = (w * rows).sum(0) / w.sum()
     expected = mean
@@ -170,31 +182,31 @@ def test_tiles_change_nothing_about_the_formula(rule: Rule, size: int) -> None:
     order=st.randoms(use_true_random=False),
 )
 def test_order_scale_and_length(
-    num: int, size: int, scale: float, seed: int, rule: Rule, order: random.Random
+    kernel: Kernel, num: int, size: int, scale: float, seed: int, rule: Rule, order: random.Random
 ) -> None:
     """Order does not matter beyond 1e-6, scale passes through, and lengths keep their bounds."""
     values = draw(num, size, seed)
     weights = [0.5 + i for i in range(num)]
     rows = [delta(v * scale, w) for v, w in zip(values, weights, strict=True)]
-    result = combine(rule, rows)
+    result = combine(kernel, rule, rows)
     length = float(result.value.double().norm())
 
     order.shuffle(rows)
-    other = combine(rule, rows).value.double()
+    other = combine(kernel, rule, rows).value.double()
     assert float((other - result.value.double()).norm()) <= 1e-6 * max(length, scale * 1e-3)
 
     largest = max(row.norm for row in rows)
     assert length <= largest * (1 + 1e-6)
-    mean_length = float(combine("mean", rows).value.double().norm())
+    mean_length = float(combine(kernel, "mean", rows).value.double().norm())
     effective = sum(weights) ** 2 / sum(w * w for w in weights)
     assert length <= 2 * math.sqrt(effective) * mean_length * (1 + 1e-5)
     assert result.cosine is None or -1e-9 <= result.cosine <= 1 + 1e-9
 
 
-def test_an_empty_and_a_scalar_tensor_are_combined_too() -> None:
+def test_an_empty_and_a_scalar_tensor_are_combined_too(kernel: Kernel) -> None:
     """Shapes come back as they were."""
     for shape in ((0, 4), (), (1, 1)):
-        result = combine("mean", [delta(torch.ones(shape)), delta(torch.ones(shape) * 3)])
+        result = combine(kernel, "mean", [delta(torch.ones(shape)), delta(torch.ones(shape) * 3)])
         assert result.value.shape == shape
         assert torch.equal(result.value, torch.full(shape, 2.0))
 
