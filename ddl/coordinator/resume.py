@@ -10,6 +10,8 @@ import msgspec
 from ddl import config
 from ddl.config import FIXED, LIVE, Loaded, Scalar, Settings
 from ddl.coordinator.genesis import build_model
+from ddl.coordinator.history import History
+from ddl.core.events import VersionFound
 from ddl.core.log import LogState
 from ddl.errors import ConfigError, IntegrityError, RefusedError
 from ddl.journal import Journal
@@ -87,6 +89,20 @@ def check_objects(store: Store, log: LogState) -> None:
         for ref in (head.published, head.outer):
             if ref is not None:
                 _check_object(store, ref)
+
+
+def find_version(store: Store, run_name: str, version: int) -> VersionFound:
+    """A global version to go back to: where its objects lie, if all of them are still there.
+
+    Raises: StoreError.
+    """
+    history = History(store, run_name)
+    try:
+        log = history.fold_to(history.existing_run(), version)
+        check_objects(store, log)
+    except (ConfigError, IntegrityError) as error:
+        return VersionFound(version, problem=error.args[0])
+    return VersionFound(version, tuple(log.fragments), log.progress)
 
 
 def _check_object(store: Store, ref: ObjectRef) -> None:

@@ -6,6 +6,7 @@ Threads, and what each of them owns:
     watcher   reads Redis after each wake-up and at least every beat
     fetchers  a few: get payloads and pass them through the gate
     writer    one: merges, and puts payloads and records, one after the other like the log itself
+    sweeper   one: removes what nobody needs, and finds versions to go back to, never both at once
     lease     renews the lease (`ddl.coordinator.lease`)
 
 All of them talk to the main thread through one inbox. What goes wrong in a thread and is nobody's
@@ -26,11 +27,14 @@ from ddl.coordinator.found import find_contributions
 from ddl.coordinator.history import History
 from ddl.coordinator.lease import LeaseKeeper
 from ddl.coordinator.mirror import Mirror
+from ddl.coordinator.resume import find_version
+from ddl.coordinator.sweep import sweep
 from ddl.coordinator.syncer import Syncer
 from ddl.coordinator.watcher import News, Polled, Unreachable, Watcher
 from ddl.core import events as e
 from ddl.core.machine import Machine
-from ddl.errors import LeaseLostError, StoreError
+from ddl.core.retire import Horizon
+from ddl.errors import LeaseLostError, StoreError, StoreUnavailableError
 from ddl.journal import Journal
 from ddl.protocol.records import Fact, Handin, LogRecord, Request, RunRecord
 from ddl.protocol.wire import canonical
@@ -109,6 +113,8 @@ class Service:
         self._closing = threading.Event()
         self._fetchers = ThreadPoolExecutor(FETCHERS, thread_name_prefix="fetch")
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="write")
+        self._sweeper = ThreadPoolExecutor(1, thread_name_prefix="sweep")
+        self._sweeping = False
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="watch")
         self._outcome: Outcome | None = None
         self._leave_by = 0.0
@@ -155,7 +161,7 @@ class Service:
         self._watcher.close()
         self._keeper.close()
         self._store.close()  # ends transfers under way: they would count for nothing now
-        for pool in (self._fetchers, self._writer, self._reader):
+        for pool in (self._fetchers, self._writer, self._sweeper, self._reader):
             pool.shutdown(cancel_futures=True)
 
     # ---- events in --------------------------------------------------------------------------
@@ -232,6 +238,12 @@ class Service:
                 # encoded here and now: the writer must not see the log change under it
                 data = canonical(self._machine.log)
                 self._submit(self._writer, self._write_checkpoint, seq, data)
+            case e.FindVersion(version):
+                self._submit(self._sweeper, self._find_version, version)
+            case e.Sweep(horizon):
+                if not self._sweeping:  # the next one does its work as well
+                    self._sweeping = True
+                    self._submit(self._sweeper, self._sweep, horizon)
             case e.Show():
                 self._mirror.note_record(command)
                 if command.settings_changed:
@@ -325,6 +337,26 @@ class Service:
 
     def _write_checkpoint(self, seq: int, data: bytes) -> None:
         self._until_stored(lambda: self._history.write_checkpoint(seq, data))
+
+    def _find_version(self, version: int) -> None:
+        name = self._run.name
+        found = self._until_stored(lambda: find_version(self._store, name, version))
+        if found is not None:
+            self._inbox.put(found)
+
+    def _sweep(self, horizon: Horizon) -> None:
+        try:
+            sweep(self._store, self._run, horizon, check=self._check_closing)
+        except StoreError as error:  # tried again by the next one
+            self._journal.on_change("sweep", "sweep.failed", str(error))
+        else:
+            self._journal.forget("sweep")
+        finally:
+            self._sweeping = False
+
+    def _check_closing(self) -> None:
+        if self._closing.is_set():
+            raise StoreUnavailableError("the coordinator is ending")
 
     def _until_stored(self, action: Callable[[], T]) -> T | None:
         """Repeat what the store did not do until it does; None once the service closes.

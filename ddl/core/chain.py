@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ddl import config
+from ddl.core import units
 from ddl.errors import ConfigError, IntegrityError
 from ddl.protocol.keys import handin_field
-from ddl.protocol.records import LogRecord
+from ddl.protocol.records import LogRecord, RecordKind, RunState
 
 if TYPE_CHECKING:
     from ddl.core.log import LogState
@@ -23,19 +24,35 @@ def check_follows(record: LogRecord, log: LogState) -> None:
     _equal(record, "line", record.line, log.line + (record.kind == "rollback"))
     if record.epoch < log.epoch:
         raise _misfit(record, "epoch", record.epoch, f"{log.epoch} or more")
-    if record.kind == "step" and log.state == "stopped":
-        raise _misfit(record, "kind", record.kind, "anything but a step: the run has stopped")
+    if record.kind == "step" and log.state != "running":
+        raise _misfit(record, "kind", record.kind, f"anything but a step: the run is {log.state}")
+    if record.kind != "settings":
+        _equal(record, "state", record.state, state_after(record.kind, log.state))
     _check_moves(record, log)
     _check_receipts(record, log)
     ledger, progress = log.totals_with(record.receipts)
     _equal(record, "ledger", list(record.ledger), ledger)
-    if record.kind != "rollback":
+    if record.kind == "rollback":
+        if record.back_to is None or not 0 <= record.back_to <= log.global_version:
+            raise _misfit(record, "back_to", record.back_to, f"from 0 to {log.global_version}")
+    else:
         _equal(record, "progress", record.progress, progress)
+    if misfit := units.misfit(log.units, record.units):
+        raise _misfit(record, "units", misfit, "units that are finished for the first time")
     if record.kind == "settings":
         try:
             config.amend(log.settings, record.changes)
         except ConfigError as error:
             raise _misfit(record, "changes", str(error), "settings that can be used") from error
+
+
+def state_after(kind: RecordKind, state: RunState) -> RunState:
+    """The run's state after a record of this kind; a `settings` record may set another one."""
+    if kind == "stop":
+        return "stopped"
+    if kind == "rollback" and state == "held":  # what it was held for is undone
+        return "running"
+    return state
 
 
 def _check_moves(record: LogRecord, log: LogState) -> None:

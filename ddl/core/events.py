@@ -12,6 +12,7 @@ from typing import Any, Literal
 import msgspec
 
 from ddl.core.log import FragmentHead
+from ddl.core.retire import Horizon
 from ddl.protocol.records import (
     FragmentState,
     FragmentStep,
@@ -27,6 +28,7 @@ from ddl.protocol.records import (
     Round,
     Waits,
 )
+from ddl.protocol.units import UnitsDone
 
 
 class Event(msgspec.Struct, frozen=True):
@@ -101,6 +103,22 @@ class Requested(Event, frozen=True):
     request: Request
 
 
+class UnitsTold(Event, frozen=True):
+    """All units of data that Redis names as finished, by data set, whether in the log or not."""
+
+    told: dict[str, UnitsDone]
+
+
+class VersionFound(Event, frozen=True):
+    """What became of `FindVersion`: the fragments and the progress of that version, or why there is
+    no way back to it."""
+
+    version: int
+    fragments: tuple[FragmentHead, ...] = ()
+    progress: float = 0.0
+    problem: str = ""
+
+
 class ClockJumped(Event, frozen=True):
     """The server's clock moved by `seconds` against a monotonic clock; open instants move along."""
 
@@ -161,6 +179,18 @@ class WriteCheckpoint(Command, frozen=True):
     """Put the folded log as of now."""
 
     seq: int
+
+
+class FindVersion(Command, frozen=True):
+    """Look up this global version in the log, see that its objects are there, answer `VersionFound`."""
+
+    version: int
+
+
+class Sweep(Command, frozen=True):
+    """Remove objects that nobody needs, as things stand now; has no result."""
+
+    horizon: Horizon
 
 
 class Show(Command, frozen=True):

@@ -5,11 +5,13 @@ Displays read some of them back (`ddl.core.snapshot`), so names and fields are k
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from ddl.core.events import Say
 from ddl.core.membership import Member
 from ddl.core.rounds import OpenRound
 from ddl.core.selection import Verdict
-from ddl.protocol.records import Handin, LearnerRecord, LogRecord
+from ddl.protocol.records import Handin, LearnerRecord, LogRecord, Order, RunState
 
 
 def learner_joined(record: LearnerRecord) -> Say:
@@ -61,27 +63,62 @@ def _about_round(name: str, round_: OpenRound, reason: str) -> Say:
     )
 
 
-def record_logged(record: LogRecord) -> list[Say]:
-    """Of records that people wait for; receipts were told when they were decided."""
-    if record.kind in ("settings", "stop"):
-        return [Say(f"run.{record.kind}", f"{record.kind}: {record.why} ({record.who})", {})]
-    if record.kind != "step":
-        return []
+def order_given(learner: str, order: Order, who: str) -> Say:
+    sentence = f"{learner} is to {order.kind}: {order.reason} ({who})"
+    return Say(f"order.{order.kind}", sentence, {"learner": learner})
+
+
+def record_logged(record: LogRecord, before: RunState) -> list[Say]:
+    """Of records that people wait for; receipts were told when they were decided.
+
+    Args:
+        before: the run's state until then.
+    """
+    said = list(_state_changed(record, before))
+    if record.kind == "settings" and record.changes:
+        changes = ", ".join(f"{key} = {value}" for key, value in record.changes.items())
+        said.append(Say("run.settings", f"{changes}{_because(record)}", {}))
+    for learner, reason in record.barred.items():
+        if not reason:
+            said.append(Say("order.allow", f"{learner} may join again{_because(record)}", {}))
+    if record.kind == "rollback":
+        text = (
+            f"version {record.global_version} is version {record.back_to} again{_because(record)}"
+        )
+        said.append(Say("run.rolled_back", text, {"seq": record.seq, "back_to": record.back_to}))
+    if record.kind == "step":
+        said.append(_published(record))
+    return said
+
+
+def _state_changed(record: LogRecord, before: RunState) -> Iterator[Say]:
+    if record.state == before:
+        return
+    names = {"running": "resumed", "stopped": "stop"}
+    name = names.get(record.state, record.state)
+    yield Say(f"run.{name}", f"the run is {record.state}{_because(record)}", {"seq": record.seq})
+
+
+def _because(record: LogRecord) -> str:
+    """Why, and by whom."""
+    why = f": {record.why}" if record.why else ""
+    return f"{why} ({record.who})" if record.who else why
+
+
+def _published(record: LogRecord) -> Say:
     merged = [r for r in record.receipts if r.fate == "merged"]
     names = ", ".join(sorted({r.learner for r in merged}))
     moves = ", ".join(f"fragment {s.fragment} v{s.version_after}" for s in record.fragments)
     loss = record.health.loss_mean
-    return [
-        Say(
-            "version.published",
-            f"version {record.global_version}: {moves} from {names}"
-            + (f", loss {loss:.3f}" if loss is not None else ""),
-            {
-                "seq": record.seq,
-                "fragment": record.fragments[0].fragment,
-                "learners": [r.learner for r in merged],
-                "contributions": [str(r.id) for r in merged],
-                "carried": len(record.carried),
-            },
-        )
-    ]
+    return Say(
+        "version.published",
+        f"version {record.global_version}: {moves} from {names}"
+        + (f", loss {loss:.3f}" if loss is not None else ""),
+        {
+            "seq": record.seq,
+            "fragment": record.fragments[0].fragment,
+            "learners": [r.learner for r in merged],
+            "contributions": [str(r.id) for r in merged],
+            "carried": len(record.carried),
+        },
+    )

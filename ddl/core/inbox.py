@@ -150,6 +150,7 @@ class Inbox:
         if (
             verdict.fate == "refused"
             and member is not None
+            and not member.barred
             and member.record.incarnation == handin.incarnation
             and member.count_refusal(verdict.reason, refusals_max=refusals_max)
         ):

@@ -15,6 +15,11 @@ def keeps(keep: KeepSettings, *, newest: int, first: int, last: int) -> bool:
     """
     if last > newest - keep.versions:
         return True
+    return keeps_for_good(keep, first=first, last=last)
+
+
+def keeps_for_good(keep: KeepSettings, *, first: int, last: int) -> bool:
+    """Whether one of the global versions `first` to `last` is one of every `keep.every`."""
     return keep.every > 0 and last - last % keep.every >= first
 
 

@@ -240,7 +240,7 @@ class LearnerMachine:
                 digest=digest,
                 progress=record.progress,
                 lineage=record.lineage,
-                state="stopped" if record.kind == "stop" else "running",
+                state=record.state,
                 shares=self.head.shares if self.head else {},
             )
         )
@@ -465,6 +465,8 @@ class LearnerMachine:
         return tuple(Adoption(p, s.version, realign=True) for p, s in staged.items())
 
     def _pause(self, now: float) -> str:
+        if self.head is not None and self.head.state == "paused":
+            return "the run is paused"
         liveness = self.settings.liveness
         if (
             self._offline_since is not None

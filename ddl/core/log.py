@@ -9,13 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from statistics import median
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import msgspec
 
 from ddl import config
 from ddl.config import Settings
-from ddl.core.chain import check_follows
+from ddl.core import units
+from ddl.core.chain import check_follows, state_after
+from ddl.core.health import Vitals
 from ddl.protocol import wire
 from ddl.protocol.keys import handin_field
 from ddl.protocol.records import (
@@ -29,14 +31,20 @@ from ddl.protocol.records import (
     LogRecord,
     ObjectRef,
     Receipt,
+    RecordKind,
     RunRecord,
+    RunState,
 )
+from ddl.protocol.units import UnitsDone
 
 CHECKPOINT_EVERY: Final = 256
 """Records between two checkpoints."""
 
 HISTORY: Final = config.STALENESS_LIMIT + 2
 """Versions per fragment whose hash and norm are remembered: enough for any allowed staleness."""
+
+REQUESTS_KEPT: Final = 64
+"""Answered requests that are remembered, so that none is served by two coordinators."""
 
 LATELY_CYCLES: Final = 4
 """How many merges of each fragment count when learners' shares are told."""
@@ -83,6 +91,9 @@ class LogState(msgspec.Struct, kw_only=True):
         last_fragment: merged by the newest step, -1 before the first.
         merged_lately: tokens by learner of each of the last merges, oldest first; `lately` their
             sums, kept so that telling shares costs nothing.
+        barred: learners that were kicked, with the reason.
+        answered: ids of the last requests that a record answered, oldest first.
+        units: by data set, the units of data that are finished.
     """
 
     schema: int = wire.SCHEMA
@@ -93,7 +104,7 @@ class LogState(msgspec.Struct, kw_only=True):
     epoch: int = 0
     digest: str
     progress: float = 0.0
-    state: Literal["running", "held", "paused", "stopped"] = "running"
+    state: RunState = "running"
     settings: Settings
     shares: list[float]
     fragments: list[FragmentHead]
@@ -103,6 +114,10 @@ class LogState(msgspec.Struct, kw_only=True):
     merged_lately: list[dict[str, int]] = []
     lately: dict[str, int] = {}
     health: Health = Health()
+    vitals: Vitals = msgspec.field(default_factory=Vitals)
+    barred: dict[str, str] = {}
+    answered: list[str] = []
+    units: dict[str, UnitsDone] = {}
     committed_at: float = 0.0
 
     @classmethod
@@ -163,6 +178,7 @@ class LogState(msgspec.Struct, kw_only=True):
             health=self.health,
             committed_at=self.committed_at,
             shares=self.learner_shares(),
+            units=self.units,
         )
 
     def fragment_state(self, fragment: int) -> FragmentState:
@@ -180,7 +196,7 @@ class LogState(msgspec.Struct, kw_only=True):
 
     def next_record(
         self,
-        kind: Literal["step", "receipts", "rollback", "settings", "stop"],
+        kind: RecordKind,
         *,
         epoch: int,
         holder: str,
@@ -190,7 +206,7 @@ class LogState(msgspec.Struct, kw_only=True):
         fragments: Sequence[FragmentStep] = (),
         **more: Any,
     ) -> LogRecord:
-        """The record that would follow, with ledger and progress as they will be after it."""
+        """The record that would follow, with ledger, progress and state as they will be after it."""
         ledger, progress = self.totals_with(receipts)
         moves = kind in ("step", "rollback")
         return LogRecord(
@@ -208,6 +224,7 @@ class LogState(msgspec.Struct, kw_only=True):
             receipts=tuple(receipts),
             ledger=tuple(ledger),
             progress=more.pop("progress", progress),
+            state=more.pop("state", state_after(kind, self.state)),
             **more,
         )
 
@@ -233,11 +250,17 @@ class LogState(msgspec.Struct, kw_only=True):
             self.accounts[field] = Account(last=receipt, settled=before + amount)
         if record.kind == "step":
             self._remember_merge(record)
+        if record.kind == "rollback":
+            self.vitals.note_rollback(record.global_version)
         if record.kind == "settings":
             self.settings = config.amend(self.settings, record.changes)
-            self.state = "running"
-        if record.kind == "stop":
-            self.state = "stopped"
+            if (self.state, record.state) == ("held", "running"):
+                self.vitals.note_release()
+        barred = self.barred | record.barred
+        self.barred = {learner: reason for learner, reason in barred.items() if reason}
+        if record.request:
+            self.answered = [*self.answered, record.request][-REQUESTS_KEPT:]
+        self.state = record.state
         self.seq = record.seq
         self.global_version = record.global_version
         self.line = record.line
@@ -245,6 +268,7 @@ class LogState(msgspec.Struct, kw_only=True):
         self.digest = digest
         self.progress = record.progress
         self.ledger = list(record.ledger)
+        self.units = units.fold(self.units, record.units)
         self.committed_at = record.written_at
 
     def _remember_merge(self, record: LogRecord) -> None:
@@ -272,6 +296,12 @@ class LogState(msgspec.Struct, kw_only=True):
                 if not self.lately[learner]:
                     del self.lately[learner]
         self.health = record.health
+        self.vitals.note_step(
+            record.health,
+            version=record.global_version,
+            num_fragments=len(self.fragments),
+            settings=self.settings.health,
+        )
 
     def totals_with(self, receipts: Iterable[Receipt]) -> tuple[list[LedgerRow], float]:
         """Ledger and progress as they are with these receipts added."""

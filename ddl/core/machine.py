@@ -18,40 +18,58 @@ send a `Tick` for it.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator, Sequence
-from typing import Any, Literal
+from typing import Any, Final
 
 import msgspec
 
-from ddl import config
 from ddl.core import events as e
-from ddl.core import facts, selection
+from ddl.core import facts, requests, selection
 from ddl.core.board import Board
 from ddl.core.inbox import RECEIPTS_WAIT_S, Inbox, Pending
 from ddl.core.log import CHECKPOINT_EVERY, LogState
 from ddl.core.membership import Member, Membership
+from ddl.core.retire import SWEEP_EVERY, horizon
 from ddl.core.rounds import OpenRound
 from ddl.core.selection import Verdict
-from ddl.errors import ConfigError
+from ddl.core.units import UnitsInbox
 from ddl.protocol.keys import ObjectKeys
 from ddl.protocol.records import (
     FragmentStep,
     Handin,
+    Health,
     LearnerRecord,
     LogRecord,
+    Order,
     Receipt,
+    RecordKind,
     Request,
 )
 
 RETRY_BEATS = 2.0
 """Beats until a round whose merge has failed may close again."""
 
+HEALTH: Final = "health"
+"""Who writes records when `health.rollback` is set off."""
+
 
 class Job:
-    """The record under way: what it came from, and once it is ordered, the record itself."""
+    """The record under way: what it came from, and once it is ordered, the record itself.
 
-    __slots__ = ("closed_at", "inputs", "pendings", "record", "request", "round")
+    It comes from a round, a request, or neither. `back_to`: the version looked for, to go back to.
+    """
+
+    __slots__ = (
+        "back_to",
+        "closed_at",
+        "inputs",
+        "pendings",
+        "record",
+        "request",
+        "round",
+        "who",
+        "why",
+    )
 
     def __init__(
         self,
@@ -61,12 +79,18 @@ class Job:
         inputs: Sequence[e.MergeInput] = (),
         closed_at: float = 0.0,
         request: Request | None = None,
+        back_to: int | None = None,
+        who: str = "",
+        why: str = "",
     ) -> None:
         self.round = round_
         self.pendings = tuple(pendings)
         self.inputs = tuple(inputs)
         self.closed_at = closed_at
         self.request = request
+        self.back_to = back_to
+        self.who = who
+        self.why = why
         self.record: LogRecord | None = None
 
 
@@ -81,6 +105,7 @@ class Machine:
         ddl_version: written into records.
     Attributes:
         inbox: contributions without a receipt in the log.
+        units: finished units of data that no record lists.
         membership: learners.
         board: open rounds.
         job: the record under way, or None.
@@ -95,12 +120,13 @@ class Machine:
         self.holder = holder
         self.membership = Membership()
         self.inbox = Inbox(log=log, membership=self.membership, keys=ObjectKeys(run))
+        self.units = UnitsInbox()
         self.board = Board(log=log, inbox=self.inbox, membership=self.membership, epoch=epoch)
         self.over = False
         self._ddl_version = ddl_version
         self.job: Job | None = None
-        self._requests: deque[Request] = deque()
-        self._requested: set[str] = set()
+        self._requests = requests.Queue()
+        self._failed_merges = 0
         self._due_at = float("-inf")
 
     # ---- entry ------------------------------------------------------------------------------
@@ -120,7 +146,7 @@ class Machine:
 
     # ---- events -----------------------------------------------------------------------------
 
-    def _take(self, event: e.Event, now: float) -> Iterator[e.Command]:
+    def _take(self, event: e.Event, now: float) -> Iterator[e.Command]:  # noqa: C901 - one branch an event
         match event:
             case e.Beat(record, at):
                 yield from self._on_beat(record, at, now)
@@ -137,9 +163,11 @@ class Machine:
             case e.RecordTaken(record, digest):
                 yield from self._on_taken(record, digest, now)
             case e.Requested(request):
-                if request.id not in self._requested:
-                    self._requested.add(request.id)
-                    self._requests.append(request)
+                self._requests.add(request)
+            case e.VersionFound():
+                yield from self._on_version_found(event, now)
+            case e.UnitsTold(told):
+                self.units.told = told
             case e.ClockJumped(seconds):
                 self._shift(seconds)
             case e.Tick():
@@ -154,6 +182,7 @@ class Machine:
             return
         if is_new:
             yield facts.learner_joined(record)
+            yield from self._enforce(member)
         if member.may_return():
             yield e.GiveOrder(record.id, None)
         yield from self._judge(member, now)
@@ -166,6 +195,17 @@ class Machine:
             return
         self.board.touch_all()
         yield facts.learner_changed(member, before)
+
+    def _enforce(self, member: Member) -> Iterator[e.Command]:
+        """A learner that was kicked stays out until it is allowed in again."""
+        reason = self.log.barred.get(member.id)
+        was_barred, member.barred = member.barred, reason is not None
+        if reason is not None:
+            order = Order(kind="kick", incarnation=member.record.incarnation, reason=reason)
+            yield e.GiveOrder(member.id, order)
+            yield facts.order_given(member.id, order, "")
+        elif was_barred:
+            yield e.GiveOrder(member.id, None)
 
     def _on_announced(self, handin: Handin, now: float) -> Iterator[e.Command]:
         if not 0 <= handin.fragment < len(self.log.fragments):
@@ -212,7 +252,7 @@ class Machine:
                 grace_s=job.closed_at - quorum_at,
                 fetch_s=max(p.fetch_s for p in job.pendings),
             ),
-            health=msgspec.structs.replace(event.health, loss_mean=_mean_loss(job.inputs)),
+            health=_with_losses(event.health, job.inputs),
             kernel=event.kernel,
         )
 
@@ -222,6 +262,7 @@ class Machine:
             return
         round_ = job.round
         self._abandon_job()
+        self._failed_merges += bool(event.bad)
         yield facts.round_failed(round_, event.reason)
         for id_, reason in event.bad:
             pending = self.inbox.pending.get(id_)
@@ -247,6 +288,7 @@ class Machine:
         assert job.record == record
         if record.kind == "step":
             self.board.pace.note_waits(record.waits)
+            self._failed_merges = 0
         yield from self._follow(record, digest, now, answering=job.request)
 
     def _on_taken(self, record: LogRecord, digest: str, now: float) -> Iterator[e.Command]:
@@ -262,6 +304,7 @@ class Machine:
         self, record: LogRecord, digest: str, now: float, *, answering: Request | None = None
     ) -> Iterator[e.Command]:
         """Take in a record that stands in the log, and show it."""
+        state_before = self.log.state
         self.log.apply(record, digest)
         yield from self.inbox.take_logged(record.receipts)
         for receipt in record.receipts:
@@ -275,11 +318,19 @@ class Machine:
             receipts=record.receipts,
             settings_changed=record.kind == "settings",
         )
-        yield from facts.record_logged(record)
+        yield from facts.record_logged(record, state_before)
         if answering is not None:
-            yield e.Answer(answering.id, "stopped" if record.kind == "stop" else "done")
-        for step in record.fragments:
-            yield from self.inbox.expire(step.fragment, now)
+            yield e.Answer(answering.id, requests.DONE)
+        for learner in record.barred:
+            member = self.membership.members.get(learner)
+            if member is not None:
+                yield from self._enforce(member)
+                yield from self._judge(member, now)
+        moved = [step.fragment for step in record.fragments]
+        for fragment in range(len(self.log.fragments)) if record.barred else moved:
+            yield from self.inbox.expire(fragment, now)
+        if moved and self.log.global_version % SWEEP_EVERY == 0:
+            yield e.Sweep(horizon(self.log, self.membership.held()))
         if record.seq % CHECKPOINT_EVERY == 0:
             yield e.WriteCheckpoint(record.seq)
         if record.kind == "stop":
@@ -323,8 +374,8 @@ class Machine:
         self._due_at = min(self._due_at, instant)
 
     def _next_job(self, now: float) -> Iterator[e.Command]:
-        while self._requests and self.job is None:
-            yield from self._serve(self._requests.popleft(), now)
+        while self.job is None and (request := self._requests.next()) is not None:
+            yield from self._serve(request, now)
         if self.job is not None:
             return
         budget = self.log.budget_used
@@ -333,7 +384,11 @@ class Machine:
         elif budget:
             yield from self._write("stop", now, who="budget", why=budget)
         elif self.log.state == "stopped":
-            yield from self._write("settings", now, who=self.holder, why="resumed")
+            yield from self._write(
+                "settings", now, state="running", who=self.holder, why="started again"
+            )
+        elif self.log.state == "running" and (alarm := self._alarm()):
+            yield from self._on_alarm(alarm, now)
         elif self.inbox.unlogged:
             if now >= self.inbox.unlogged_since + RECEIPTS_WAIT_S:
                 yield from self._write("receipts", now)
@@ -342,21 +397,76 @@ class Machine:
 
     def _serve(self, request: Request, now: float) -> Iterator[e.Command]:
         """Turn a person's wish into a record; it is answered when that stands in the log."""
-        if request.kind == "stop":
-            self.job = Job(request=request)
-            yield from self._write("stop", now, who=request.who, why=request.why or "asked to stop")
-        elif request.kind == "set":
-            try:
-                config.amend(self.log.settings, request.changes)
-            except ConfigError as error:
-                yield e.Answer(request.id, f"refused: {error}")
-                return
-            self.job = Job(request=request)
-            yield from self._write(
-                "settings", now, changes=request.changes, who=request.who, why=request.why
-            )
+        if request.id in self.log.answered:  # by a coordinator that did not live to say so
+            yield e.Answer(request.id, requests.DONE)
+            return
+        match requests.decide(request, log=self.log, membership=self.membership):
+            case requests.Refusal(reason):
+                yield e.Answer(request.id, f"refused: {reason}")
+            case requests.Ordered(learner, order):
+                yield e.GiveOrder(learner, order)
+                yield facts.order_given(learner, order, request.who)
+                yield e.Answer(request.id, requests.DONE)
+            case requests.Entry(kind, fields):
+                self.job = Job(request=request)
+                named = {"who": request.who, "why": request.why, "request": request.id}
+                yield from self._write(kind, now, **(named | fields))
+            case requests.Return(version):
+                self.job = Job(request=request, back_to=version, who=request.who, why=request.why)
+                yield e.FindVersion(version)
+
+    # ---- health -------------------------------------------------------------------------------------
+
+    def _alarm(self) -> str:
+        """Why the run must not go on as it is; empty if it may."""
+        health = self.log.settings.health
+        if health.rollback != "off" and self._failed_merges >= health.bad_rounds:
+            return f"{self._failed_merges} merges in a row were not finite"
+        return self.log.vitals.alarm(health)
+
+    def _on_alarm(self, alarm: str, now: float) -> Iterator[e.Command]:
+        """Hold the run, or go back to the last healthy version if the settings say so."""
+        self._failed_merges = 0
+        vitals = self.log.vitals
+        if self.log.settings.health.rollback == "auto" and vitals.may_roll_back:
+            version = vitals.healthy_version
+            self.job = Job(back_to=version, who=HEALTH, why=alarm)
+            yield e.FindVersion(version)
         else:
-            yield e.Answer(request.id, f"refused: this coordinator does not know {request.kind!r}")
+            yield from self._write("settings", now, state="held", who=HEALTH, why=alarm)
+
+    def _on_version_found(self, event: e.VersionFound, now: float) -> Iterator[e.Command]:
+        job = self.job
+        if job is None or job.back_to != event.version or job.record is not None:
+            return
+        if event.problem and job.request is not None:
+            self.job = None
+            yield e.Answer(job.request.id, f"refused: {event.problem}")
+        elif event.problem:
+            why = f"{job.why}; and no way back to version {event.version}: {event.problem}"
+            yield from self._write("settings", now, state="held", who=job.who, why=why)
+        else:
+            yield from self._write(
+                "rollback",
+                now,
+                fragments=[
+                    FragmentStep(
+                        fragment=fragment,
+                        version_before=head.version,
+                        version_after=head.version + 1,
+                        published=there.published,
+                        outer=there.outer,
+                    )
+                    for fragment, (head, there) in enumerate(
+                        zip(self.log.fragments, event.fragments, strict=True)
+                    )
+                ],
+                progress=event.progress,
+                back_to=event.version,
+                who=job.who,
+                why=job.why,
+                request=job.request.id if job.request else "",
+            )
 
     def _end(self, reason: str) -> Iterator[e.Command]:
         self.over = True
@@ -406,7 +516,7 @@ class Machine:
 
     def _write(
         self,
-        kind: Literal["step", "receipts", "settings", "stop"],
+        kind: RecordKind,
         now: float,
         *,
         receipts: Sequence[Receipt] = (),
@@ -421,6 +531,7 @@ class Machine:
             written_at=now,
             ddl_version=self._ddl_version,
             receipts=sorted([*receipts, *self.inbox.unlogged.values()], key=lambda r: r.id),
+            units=self.units.unlogged(self.log.units),
             fragments=fragments,
             **more,
         )
@@ -438,7 +549,7 @@ class Machine:
         if job.round is not None:
             self.board.put_back(job.round)
         if job.request is not None:
-            self._requests.appendleft(job.request)
+            self._requests.put_back(job.request)
 
     def _shift(self, seconds: float) -> None:
         """Move all instants, after the server's clock has jumped."""
@@ -452,8 +563,14 @@ class Machine:
                 self.job.round.shift(seconds)
 
 
-def _mean_loss(inputs: Sequence[e.MergeInput]) -> float | None:
-    """Mean of the losses told, weighted like the contributions."""
+def _with_losses(health: Health, inputs: Sequence[e.MergeInput]) -> Health:
+    """Health with the losses told: their mean, weighted like the contributions, and the least."""
     told = [(i.handin.loss, i.weight) for i in inputs if i.handin.loss is not None]
     total = sum(weight for _, weight in told)
-    return sum(loss * weight for loss, weight in told) / total if total else None
+    if not total:
+        return health
+    return msgspec.structs.replace(
+        health,
+        loss_mean=sum(loss * weight for loss, weight in told) / total,
+        loss_least=min(loss for loss, _ in told),
+    )

@@ -13,11 +13,13 @@ class Member:
 
     `aside_reason`: why its hand-ins are refused until it has re-aligned more often than
     `aside_realigns`; empty if they are not. `refusals` counts those since the last merge.
+    `barred`: it was kicked, and no round waits for it.
     """
 
     __slots__ = (
         "aside_realigns",
         "aside_reason",
+        "barred",
         "beat_at",
         "last_merged",
         "record",
@@ -37,6 +39,7 @@ class Member:
         self.refusals = 0
         self.aside_reason = ""
         self.aside_realigns = 0
+        self.barred = False
 
     @property
     def id(self) -> str:
@@ -70,7 +73,7 @@ class Member:
             return "suspect"
         if self.record.state != "training":
             return self.record.state
-        if self.aside_reason:
+        if self.aside_reason or self.barred:
             return "aside"
         if now - self.stepped_at > stall_limit_s(self.record.step_s, liveness):
             return "stalled"
@@ -150,6 +153,15 @@ class Membership:
             member.last_merged = receipt.fate == "merged"
             if member.last_merged:
                 member.refusals = 0
+
+    def held(self) -> frozenset[tuple[int, int]]:
+        """(fragment, version) of all that learners which are there have adopted."""
+        return frozenset(
+            (fragment, version)
+            for member in self.members.values()
+            if member.present
+            for fragment, version in enumerate(member.record.held)
+        )
 
     def step_s(self) -> float | None:
         """Seconds of a step: the median over expected learners whose last hand-in was merged."""

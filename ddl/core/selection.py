@@ -53,8 +53,8 @@ def admission(
     last = log.account_seq(handin.learner, handin.incarnation, handin.fragment)
     if handin.lineage != log.lineage or handin.seq != last + 1:
         return "ignore"
-    if handin.line != log.line:
-        return Verdict("rolled_back", f"made on line {handin.line}, the run is on {log.line}")
+    if (verdict := _out_of_place(handin, log)) is not None:
+        return verdict
     head = log.fragments[handin.fragment]
     problem = (
         _numbers(handin, log=log)
@@ -69,10 +69,18 @@ def admission(
     return None
 
 
-def expiry(handin: Handin, *, log: LogState) -> Verdict | None:
-    """Judge a contribution that still waits, after the run has moved on."""
+def _out_of_place(handin: Handin, log: LogState) -> Verdict | None:
     if handin.line != log.line:
         return Verdict("rolled_back", f"made on line {handin.line}, the run is on {log.line}")
+    if handin.learner in log.barred:
+        return Verdict("refused", f"kicked: {log.barred[handin.learner]}")
+    return None
+
+
+def expiry(handin: Handin, *, log: LogState) -> Verdict | None:
+    """Judge a contribution that still waits, after the run has moved on."""
+    if (verdict := _out_of_place(handin, log)) is not None:
+        return verdict
     stale = staleness(handin, log.fragments[handin.fragment].version)
     if stale > log.settings.round.staleness_max:
         return Verdict("expired", _stale_sentence(stale, log.settings))

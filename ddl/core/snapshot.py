@@ -121,7 +121,7 @@ def _head_of(record: LogRecord) -> Head:
         digest="",
         progress=record.progress,
         lineage=record.lineage,
-        state="stopped" if record.kind == "stop" else "running",
+        state=record.state,
     )
 
 

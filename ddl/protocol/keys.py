@@ -96,6 +96,16 @@ class ObjectKeys:
         """The quantised step from the version before (compressed publication)."""
         return f"{self.run}/steps/{_object(fragment, version, sha256)}"
 
+    def of_version(self, fragment: int, version: int) -> tuple[str, ...]:
+        """What the keys of all objects of one version of a fragment start with."""
+        start = _version(fragment, version)
+        return tuple(f"{self.run}/{kind}/{start}-" for kind in ("fragments", "outer", "steps"))
+
+    @property
+    def sweep(self) -> str:
+        """How far unneeded objects have been removed. Derived: may be deleted, is written whole."""
+        return f"{self.run}/sweep.json"
+
     @property
     def contributions(self) -> str:
         return f"{self.run}/contributions/"
@@ -124,7 +134,11 @@ class ObjectKeys:
 
 
 def _object(fragment: int, version: int, sha256: str) -> str:
-    return f"f{fragment:04d}/v{version:08d}-{sha256[:DIGEST_CHARS]}.safetensors"
+    return f"{_version(fragment, version)}-{sha256[:DIGEST_CHARS]}.safetensors"
+
+
+def _version(fragment: int, version: int) -> str:
+    return f"f{fragment:04d}/v{version:08d}"
 
 
 class RegistryKeys:

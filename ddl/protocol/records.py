@@ -14,6 +14,7 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 
 from ddl.config import Scalar, Settings
+from ddl.protocol.units import UnitsDone
 from ddl.protocol.wire import SCHEMA, canonical, digest
 
 
@@ -193,13 +194,15 @@ class Health(Record, frozen=True, kw_only=True):
 
     `cos_peers`: mean cosine between contributions and their merge. `cos_prev`: cosine between the
     outer gradient and the momentum before it, the decaying sum of earlier ones. `step_norm`: L2 norm
-    of the step. `loss_mean`: mean of the learners' training losses, weighted like contributions.
+    of the step. `loss_mean`: mean of the learners' training losses, weighted like contributions;
+    `loss_least`: the least of them.
     """
 
     cos_peers: float | None = None
     cos_prev: float | None = None
     step_norm: float | None = None
     loss_mean: float | None = None
+    loss_least: float | None = None
 
 
 class Amount(Record, frozen=True, kw_only=True):
@@ -241,13 +244,21 @@ class LedgerRow(Record, frozen=True, kw_only=True):
 
 RecordKind = Literal["step", "receipts", "rollback", "settings", "stop"]
 
+RunState = Literal["running", "held", "paused", "stopped"]
+"""Only a running run merges. `held`: the model went bad; learners train on, and wait for a person.
+`paused`: a person asked for it; learners stand still."""
+
 
 class LogRecord(Record, frozen=True, kw_only=True):
     """`commits/{seq}`: one entry of the log. What a kind does not use stays empty.
 
     `prev_digest` is the SHA-256 of the record before (of run.json for seq 1): the log is a chain.
-    `carried` names contributions that this round left for the next. `ledger` and `progress` are the
-    state **after** this record. `launch` is the launch number of the round that a `step` closed.
+    `carried` names contributions that this round left for the next. `units`: by data set, readings
+    of units that were finished since the record before. `ledger`, `progress` and `state`
+    are those **after** this record. `launch` is the launch number of the round that a `step` closed.
+    `back_to` is the global version whose model a `rollback` takes up again. `barred` names learners
+    that were kicked, with the reason; an empty reason lets one in again. `request` is the id of the
+    request that this record answers.
     """
 
     schema: int = SCHEMA
@@ -265,15 +276,19 @@ class LogRecord(Record, frozen=True, kw_only=True):
     fragments: tuple[FragmentStep, ...] = ()
     receipts: tuple[Receipt, ...] = ()
     carried: tuple[str, ...] = ()
-    units: tuple[str, ...] = ()
+    units: dict[str, UnitsDone] = {}
     waits: Waits = Waits()
     health: Health = Health()
     ledger: tuple[LedgerRow, ...] = ()
     progress: float = 0.0
     kernel: str = ""
+    state: RunState = "running"
+    back_to: int | None = None
+    barred: dict[str, str] = {}
     changes: dict[str, Scalar] = {}
     who: str = ""
     why: str = ""
+    request: str = ""
 
 
 # ---- the control plane ----------------------------------------------------------------------
@@ -310,12 +325,14 @@ class Head(Record, frozen=True, kw_only=True):
     digest: str
     progress: float
     lineage: str
-    state: Literal["running", "held", "paused", "stopped"] = "running"
+    state: RunState = "running"
     ledger: tuple[LedgerRow, ...] = ()
     health: Health = Health()
     committed_at: float = 0.0
     shares: dict[str, float] = {}
     """Each learner's share of the tokens merged lately; they sum to 1."""
+    units: dict[str, UnitsDone] = {}
+    """By data set, all that is finished."""
 
 
 class FragmentState(Record, frozen=True, kw_only=True):
@@ -454,11 +471,15 @@ class Order(Record, frozen=True, kw_only=True):
     reason: str = ""
 
 
+RequestKind = Literal["stop", "pause", "resume", "set", "drain", "kick", "allow", "rollback"]
+
+
 class Request(Record, frozen=True, kw_only=True):
-    """A person's wish to the coordinator; it takes effect as a record in the log."""
+    """A person's wish to the coordinator. What changes the run's state does so as a record in the
+    log; `drain` is an order to one learner. `allow` undoes a `kick`."""
 
     id: str
-    kind: Literal["stop", "pause", "resume", "set", "drain", "kick", "rollback"]
+    kind: RequestKind
     who: str
     why: str = ""
     at: float = 0.0

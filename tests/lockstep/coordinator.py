@@ -134,7 +134,9 @@ class Coordinator:
                 self.said.append(command)
             case e.Quit():
                 self.quit = command
-            case e.Drop():
+            case e.FindVersion(version):
+                self._later(self._fetch_s, lambda: self.run.find_version(version))
+            case e.Drop() | e.Sweep():
                 pass
             case _:
                 raise AssertionError(f"unknown command {command!r}")

@@ -166,6 +166,15 @@ class Run:
                 log.apply(wire.parse(data, LogRecord, what=f"record {seq}"), wire.digest(data))
         return log
 
+    def find_version(self, version: int) -> e.VersionFound:
+        """A global version to go back to, as the log tells of it."""
+        log = LogState.genesis(self.record)
+        for seq, data in sorted(self.services.log.items()):
+            if log.global_version == version:
+                break
+            log.apply(wire.parse(data, LogRecord, what=f"record {seq}"), wire.digest(data))
+        return e.VersionFound(version, tuple(log.fragments), log.progress)
+
     def model(self) -> dict[str, Tensor]:
         """The newest version of every tensor."""
         values: dict[str, Tensor] = {}

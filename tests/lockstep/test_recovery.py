@@ -233,7 +233,7 @@ def test_a_request_stops_a_run_and_a_start_resumes_it() -> None:
     run.go(commits=2)
     coordinator.tell(e.Requested(Request(id="1", kind="stop", who="ann", why="enough")))
     assert run.time.run(10.0, until=lambda: coordinator.quit is not None)
-    assert coordinator.answers == {"1": "stopped"}
+    assert coordinator.answers == {"1": "done"}
     assert (run.records()[-1].who, run.records()[-1].why) == ("ann", "enough")
     run.start_coordinator()
     run.go(commits=4)

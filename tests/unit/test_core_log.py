@@ -119,9 +119,9 @@ def test_settings_and_stop() -> None:
     assert log.settings.round.quorum == 2
     apply(log, other_record(log, "stop", who="ann", why="enough"))
     assert log.head().state == "stopped"
-    with pytest.raises(IntegrityError, match="anything but a step: the run has stopped"):
+    with pytest.raises(IntegrityError, match="anything but a step: the run is stopped"):
         apply(log, step_record(log, 0))
-    apply(log, other_record(log, "settings", why="resumed"))
+    apply(log, other_record(log, "settings", state="running", why="resumed"))
     assert log.head().state == "running"
     apply(log, step_record(log, 0))
 
@@ -139,7 +139,15 @@ def test_receipts_alone_move_no_version() -> None:
 def test_a_rollback_starts_a_new_line() -> None:
     """All fragments move, the line rises, and what was learned of hashes on the old line is gone."""
     log = grown()
-    steps = tuple(
+    apply(log, other_record(log, "rollback", fragments=_all_again(log), progress=0.0, back_to=0))
+    assert (log.line, log.global_version, log.progress) == (1, 4, 0.0)
+    assert [len(head.hashes) for head in log.fragments] == [1, 1]
+    assert [head.line for head in log.fragments] == [1, 1]
+
+
+def _all_again(log: LogState) -> tuple[FragmentStep, ...]:
+    """Every fragment moves to what it was at version 0."""
+    return tuple(
         FragmentStep(
             fragment=p,
             version_before=head.version,
@@ -148,10 +156,6 @@ def test_a_rollback_starts_a_new_line() -> None:
         )
         for p, head in enumerate(log.fragments)
     )
-    apply(log, other_record(log, "rollback", fragments=steps, progress=0.0))
-    assert (log.line, log.global_version, log.progress) == (1, 4, 0.0)
-    assert [len(head.hashes) for head in log.fragments] == [1, 1]
-    assert [head.line for head in log.fragments] == [1, 1]
 
 
 def broken(log: LogState) -> dict[str, tuple[LogRecord, str]]:
@@ -205,11 +209,19 @@ def broken(log: LogState) -> dict[str, tuple[LogRecord, str]]:
             other_record(log, "receipts", receipts=[first]),
             "fragment of merged a/1/f0/3 is 0",
         ),
-        "a stop that moves": (but(kind="stop", global_version=3), r"list of fragments is \[0\]"),
+        "a stop that moves": (
+            but(kind="stop", state="stopped", global_version=3),
+            r"list of fragments is \[0\]",
+        ),
         "half a rollback": (
             but(kind="rollback", line=1, receipts=()),
             r"list of fragments is \[0\], expected \[0, 1\]",
         ),
+        "a rollback to nowhere": (
+            other_record(log, "rollback", back_to=4, fragments=_all_again(log)),
+            "back_to is 4, expected from 0 to 3",
+        ),
+        "another state": (but(state="held"), "state is held, expected running"),
         "fixed settings": (
             other_record(log, "settings", changes={"merge.method": "mean"}),
             "merge.method is fixed at genesis",
@@ -242,5 +254,5 @@ def test_health_is_that_of_the_newest_step() -> None:
     """Records that merge nothing leave the signs of the last step standing."""
     log = genesis()
     apply(log, step_record(log, 0, health=Health(cos_peers=0.5)))
-    apply(log, other_record(log, "settings", why="resumed"))
+    apply(log, other_record(log, "settings", state="running", why="resumed"))
     assert log.head().health.cos_peers == 0.5

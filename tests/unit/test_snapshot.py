@@ -176,6 +176,7 @@ def test_the_log_alone_tells_version_progress_and_ledger() -> None:
         written_at=NOW - 50,
         ledger=(row, row),
         progress=1_000.0,
+        state="stopped",
     )
     shown = snapshot_of_log(run_record(), record, redis_error="away")
     assert shown.taken_at == NOW - 50
