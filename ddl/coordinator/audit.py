@@ -94,7 +94,12 @@ class Audit:
 
 
 def audit_log(
-    store: Store, run_name: str, report: Report, *, head: Head | None = None, tick: Tick
+    store: Store,
+    run_name: str,
+    report: Report,
+    *,
+    head: Head | None = None,
+    tick: Tick = lambda *_: None,
 ) -> Audit:
     """Read and fold the whole log, as far as it goes now, and compare the checkpoints with it.
 

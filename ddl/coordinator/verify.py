@@ -123,22 +123,30 @@ class _Objects:
     def check(self, tick: Tick) -> None:
         objects = list(self._audit.objects.values())
         with workers() as pool:
+            missing = []
             for done, (named, problem) in enumerate(
                 zip(objects, pool.map(self._problem, objects), strict=True), 1
             ):
-                self._count(named, problem)
+                if problem is None:
+                    missing.append(named)
+                elif problem:
+                    self._report(named.ref.key, problem)
+                else:
+                    self.num_whole += 1
+                    self.whole_bytes += named.ref.bytes
                 tick("objects", done, len(objects))
+        if missing:
+            self._judge(missing)
 
-    def _count(self, named: Named, problem: str | None) -> None:
-        if problem == "":
-            self.num_whole += 1
-            self.whole_bytes += named.ref.bytes
-        elif problem is not None:
-            self._report(named.ref.key, problem)
-        elif self._is_promised(named):
-            self._report(named.ref.key, "it is missing")
-        else:
-            self.num_gone += 1
+    def _judge(self, missing: list[Named]) -> None:
+        """Tell of missing objects that should be there, by the log as it is by now: a run that goes
+        on lets go of objects meanwhile."""
+        now = audit_log(self._store, self._audit.run.name, lambda *_: None)
+        for named in missing:
+            if _is_promised(now, now.objects.get(named.ref.key, named)):
+                self._report(named.ref.key, "it is missing")
+            else:
+                self.num_gone += 1
 
     def _problem(self, named: Named) -> str | None:
         """What is wrong with an object: "" for nothing, None if it is not there."""
@@ -154,12 +162,12 @@ class _Objects:
             return f"its SHA-256 is {found[:16]}..., the log says {ref.sha256[:16]}..."
         return ""
 
-    def _is_promised(self, named: Named) -> bool:
-        audit = self._audit
-        if named.ref == audit.run.frozen:
-            return True
-        last = audit.log.global_version if named.last is None else named.last
-        return audit.promises.hold(named.first, last)
+
+def _is_promised(audit: Audit, named: Named) -> bool:
+    if named.ref == audit.run.frozen:
+        return True
+    last = audit.log.global_version if named.last is None else named.last
+    return audit.promises.hold(named.first, last)
 
 
 def _replay(store: Store, audit: Audit, report: Report, tick: Tick) -> ReplayResult:
