@@ -107,10 +107,11 @@ def audit_log(
         head: the newest record as Redis shows it, read before this call; None if it is not known.
     Raises: ConfigError: there is no such run; RefusedError, ProtocolError; StoreError.
     """
-    run = History(store, run_name).existing_run()
+    history = History(store, run_name)
+    run = history.existing_run()
     if head is not None and head.lineage != run.lineage:
         head = None  # of another run of the same name: no witness of this one
-    audit = Audit(run=run, log=LogState.genesis(run), promises=Promises(run.settings.keep))
+    audit = Audit(run=run, log=history.genesis(run), promises=Promises(run.settings.keep))
     return _Auditor(store, audit, report).read(head, tick)
 
 

@@ -95,6 +95,10 @@ class History:
             return None
         return Entry(wire.parse(data, LogRecord, what=key), wire.digest(data))
 
+    def genesis(self, run: RunRecord) -> LogState:
+        """The state after record 0, which `run` is; chained to the very bytes that are stored."""
+        return LogState.genesis(run, wire.digest(bytes(self._store.get(self._keys.run_record))))
+
     def newest_seq(self) -> int:
         """Number of the newest record; 0 if there is none. Looks at O(log n) keys."""
         return last_present(self._exists)
@@ -178,7 +182,7 @@ class History:
                 global_version is None or state.global_version <= global_version
             ):
                 return state
-        return LogState.genesis(run)
+        return self.genesis(run)
 
     def _checkpoint(self, run: RunRecord, seq: int) -> LogState | None:
         """A checkpoint that agrees with the record it was made at. One that is missing or does not

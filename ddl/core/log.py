@@ -121,11 +121,15 @@ class LogState(msgspec.Struct, kw_only=True):
     committed_at: float = 0.0
 
     @classmethod
-    def genesis(cls, run: RunRecord) -> LogState:
-        """The state after record 0."""
+    def genesis(cls, run: RunRecord, digest: str | None = None) -> LogState:
+        """The state after record 0.
+
+        `digest` is that of the bytes of run.json as they lie in the store; without it, of those
+        that this version of ddl would write, which is right only for a record of its own.
+        """
         return cls(
             lineage=run.lineage,
-            digest=wire.digest(wire.canonical(run)),
+            digest=digest or wire.digest(wire.canonical(run)),
             settings=run.settings,
             shares=list(run.layout.shares),
             fragments=[

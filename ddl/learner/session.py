@@ -31,8 +31,8 @@ from ddl.names import check_learner_id
 from ddl.places import spool_root
 from ddl.protocol.address import parse_address, safe_url
 from ddl.protocol.keys import ObjectKeys
-from ddl.protocol.records import Fact, LearnerRecord, RunEntry
-from ddl.protocol.wire import canonical
+from ddl.protocol.records import Fact, LearnerRecord, RunEntry, RunRecord
+from ddl.protocol.wire import canonical, parse
 from ddl.registry.base import LearnerRegistry
 from ddl.registry.learner import RedisLearner
 from ddl.store.base import Store
@@ -179,7 +179,7 @@ def _check_store(store: Store, keys: ObjectKeys, entry: RunEntry) -> None:
             f"the store {store.url} has no run {entry.run.name!r}",
             hint="Give the store as this machine reaches it: --store URL",
         ) from None
-    if bytes(found) != canonical(entry.run):
+    if parse(bytes(found), RunRecord, what=keys.run_record).lineage != entry.run.lineage:
         raise RefusedError(
             f"the store {store.url} has another run {entry.run.name!r} than Redis (lineage "
             f"{entry.run.lineage})",

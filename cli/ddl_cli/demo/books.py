@@ -47,7 +47,7 @@ def read_books(store: Store, name: str) -> Books:
     run = history.run_record()
     if run is None:
         raise IntegrityError(f"there is no run {name!r} in {store.url}")
-    state = LogState.genesis(run)
+    state = history.genesis(run)
     receipts: list[Receipt] = []
     for record, digest in _records(history):
         state.apply(record, digest)
