@@ -138,6 +138,7 @@ def view(**changes: Any) -> View:
         entry=RunEntry(run=record, store_url="file:///srv/ddl", boot="b", settings=record.settings),
         lease=Lease(holder="host-a:77", epoch=3, host="host-a", pid=77, taken_at=NOW - 90),
         lease_left_s=8.5,
+        standbys=(),
         head=Head(
             seq=20,
             global_version=15,

@@ -15,6 +15,7 @@ from ddl.coordinator import genesis, resume
 from ddl.coordinator.history import History
 from ddl.coordinator.lease import LeaseKeeper, new_holder, take
 from ddl.coordinator.service import Message, Outcome, Service
+from ddl.coordinator.standby import stand_by
 from ddl.core.log import LogState
 from ddl.core.machine import Machine
 from ddl.errors import ConfigError, LeaseLostError, StoreError
@@ -36,12 +37,14 @@ class StartOptions:
         loaded: the settings, and where each of them came from.
         task_file: the task, resolved against the folder of `run.toml`.
         init: start weights for a run that is created; see `ddl.coordinator.initial`.
+        standby: wait for the lease while another coordinator works, instead of being refused.
         up_mbit, down_mbit: caps on this process' traffic with the store.
     """
 
     loaded: Loaded
     task_file: Path
     init: Path | None = None
+    standby: bool = False
     up_mbit: float | None = None
     down_mbit: float | None = None
 
@@ -97,6 +100,8 @@ class Coordinator:
         self._server_clock = ServerClock(clock)
         self._history = History(store, self._settings.run.name)
         self._inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self._run: RunRecord | None = None
+        self._log: LogState | None = None
 
     def run(self, on_ready: Callable[[Service], None] = lambda _: None) -> Outcome:
         """See `run_coordinator`."""
@@ -107,23 +112,23 @@ class Coordinator:
                 hint="Use a store that honours If-None-Match, or a directory",
             )
         entry = self._registry.read_entry()
-        run = self._history.run_record()
-        resume.check_entry(entry, run, self._store.url)
-        if run is not None and self._options.init is not None:
+        self._catch_up()
+        resume.check_entry(entry, self._run, self._store.url)
+        if self._run is not None and self._options.init is not None:
             raise ConfigError(
-                f"run {run.name!r} exists: --init is for creating one",
+                f"run {self._run.name!r} exists: --init is for creating one",
                 hint="Leave --init out to go on with the run, or use another run.name",
             )
-        log = self._history.fold(run) if run is not None else None
-        with self._lease(min_epoch=log.epoch if log is not None else 0) as keeper:
-            if run is None or log is None:
-                run = self._create()
-                log = LogState.genesis(run)
-            resume.check_run(run, self._options.loaded, self._options.task_file, self._journal)
-            self._history.follow(log)
-            if (
-                log.epoch >= keeper.lease.epoch
-            ):  # its lease is in another Redis, or was lost with one
+        with self._lease() as keeper:
+            self._server_clock.observe(self._registry.now())
+            self._catch_up()
+            if self._log is None:
+                self._create()
+                self._catch_up()
+            run, log = self._run, self._log
+            assert run is not None, "what was there a moment ago is never deleted"
+            assert log is not None
+            if log.epoch >= keeper.lease.epoch:  # its lease is in another Redis, or lost with one
                 raise LeaseLostError(
                     f"a coordinator with epoch {log.epoch} has just written record {log.seq}; "
                     f"ours is {keeper.lease.epoch}",
@@ -152,23 +157,51 @@ class Coordinator:
                 clock=self._clock,
                 server_clock=self._server_clock,
                 changes=resume.live_changes(log.settings, self._options.loaded),
-                find=entry is None,
+                find=self._registry.read_entry() is None,
             )
             on_ready(service)
             return service.run()
 
+    def _catch_up(self) -> None:
+        """Find the run, if there is one and it is ours to coordinate, and read on in its log."""
+        if self._log is not None:
+            self._history.follow(self._log)
+            return
+        run = self._history.run_record()
+        if run is not None:
+            resume.check_run(run, self._options.loaded, self._options.task_file, self._journal)
+            self._run, self._log = run, self._history.fold(run)
+
+    def _catch_up_if_stored(self) -> None:
+        try:
+            self._catch_up()
+        except StoreError as error:
+            self._journal.on_change("store", "store.failed", f"{error}; trying again")
+        else:
+            self._journal.forget("store")
+
     @contextmanager
-    def _lease(self, *, min_epoch: int) -> Iterator[LeaseKeeper]:
+    def _lease(self) -> Iterator[LeaseKeeper]:
         """The lease, held and renewed for the length of a `with`."""
         ttl_s = self._settings.liveness.lease_s
-        lease = take(
-            self._registry,
-            new_holder(),
-            ttl_s=ttl_s,
-            min_epoch=min_epoch,
-            clock=self._clock,
-            journal=self._journal,
-        )
+        if self._options.standby:
+            lease = stand_by(
+                self._registry,
+                new_holder(),
+                ttl_s=ttl_s,
+                min_epoch=self._known_epoch,
+                meanwhile=self._catch_up_if_stored,
+                journal=self._journal,
+            )
+        else:
+            lease = take(
+                self._registry,
+                new_holder(),
+                ttl_s=ttl_s,
+                min_epoch=self._known_epoch(),
+                clock=self._clock,
+                journal=self._journal,
+            )
         keeper = LeaseKeeper(
             self._registry,
             lease,
@@ -185,11 +218,14 @@ class Coordinator:
         finally:
             keeper.close()
 
+    def _known_epoch(self) -> int:
+        return self._log.epoch if self._log is not None else 0
+
     def _probe_store(self) -> None:
         key = ObjectKeys(self._settings.run.name).lease_probe
         self._store.put(key, b"the coordinator writes this when it has nothing else to write")
 
-    def _create(self) -> RunRecord:
+    def _create(self) -> None:
         run = genesis.create(
             self._store,
             self._settings,
@@ -197,10 +233,5 @@ class Coordinator:
             init=self._options.init,
             now=self._server_clock.now(),
         )
-        if run is not None:
+        if run is not None:  # else a coordinator on another Redis was faster: its run is the run
             self._journal.tell("run.created", f"{run.name} in {self._store.url}")
-            return run
-        # a coordinator on another Redis was faster: its run is the run
-        run = self._history.run_record()
-        assert run is not None, "what was there a moment ago is never deleted"
-        return run

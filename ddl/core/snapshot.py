@@ -57,6 +57,7 @@ def snapshot(view: View) -> RunSnapshot | None:
             holder=view.lease.holder if view.lease else "",
             epoch=view.lease.epoch if view.lease else head.epoch if head else 0,
             lease_left_s=view.lease_left_s,
+            standbys=view.standbys,
         ),
         services={
             "redis": ServiceView(ok=True, latency_s=view.latency_s, error="; ".join(view.broken)),

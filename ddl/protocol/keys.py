@@ -153,6 +153,9 @@ class RegistryKeys:
         `settings`, `settings_digest`."""
         self.lease = base + "lease"
         """string with PX, coordinator: {holder, epoch, ...}."""
+        self.standbys = base + "standbys"
+        """sorted set, coordinators that wait for the lease: holder by the instant until which it is
+        taken for alive."""
         self.epoch = base + "epoch"
         """string, coordinator: highest epoch ever given; outlives the lease."""
         self.head = base + "head"

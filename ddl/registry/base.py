@@ -28,6 +28,7 @@ from ddl.protocol.records import (
     Round,
     RunEntry,
 )
+from ddl.protocol.units import UnitCall, UnitReply, UnitsDone
 from ddl.protocol.wire import canonical, digest
 
 
@@ -76,6 +77,8 @@ class Poll(NamedTuple):
     """By `keys.handin_field`: seq whose payload we asked for again, until the learner has put it."""
     broken: tuple[str, ...]
     """A sentence for every field left out because it cannot be read (another version wrote it)."""
+    units: dict[str, UnitsDone] = {}  # noqa: RUF012 - never changed
+    """By data set, what learners have finished, most of it in the log by now, and all repeats."""
 
 
 class View(NamedTuple):
@@ -86,6 +89,8 @@ class View(NamedTuple):
     entry: RunEntry | None
     lease: Lease | None
     lease_left_s: float | None
+    standbys: tuple[str, ...]
+    """Coordinators that wait for the lease."""
     head: Head | None
     fragments: tuple[FragmentState, ...]
     rounds: tuple[Round, ...]
@@ -131,6 +136,10 @@ class CoordinatorRegistry(Protocol):
 
     def release_lease(self, lease: Lease) -> None:
         """Let go of the lease if it is ours."""
+        ...
+
+    def stand_by(self, holder: str, *, ttl_s: float) -> None:
+        """Say that `holder` waits for the lease; shown for `ttl_s`, 0 takes it off the list."""
         ...
 
     def rebuild(
@@ -256,6 +265,18 @@ class LearnerRegistry(Protocol):
 
         Returns "accepted", "known" (it was there already, or has its receipt; answers an `again`),
         or "refused: ..." (not the next seq, stale incarnation, other lineage, run not known).
+        """
+        ...
+
+    def exchange_units(
+        self, record: LearnerRecord, call: UnitCall, *, gone_s: float
+    ) -> UnitReply | None:
+        """Tell which units of data we hold and have finished; get what is to be read next.
+
+        What a learner holds whose last beat is older than `gone_s` goes to whoever asks. A call that
+        got no answer is to be made again unchanged: that counts nothing twice.
+        None if Redis does not know the run or this incarnation now: it is about to be rebuilt.
+        Raises: RefusedError if the run's data is cut in another way; RegistryError.
         """
         ...
 

@@ -23,6 +23,7 @@ from ddl.protocol.records import (
 from ddl.protocol.wire import canonical
 from ddl.registry.base import IndexEntry, LeaseReply, Poll, settings_digest, shared_settings
 from ddl.registry.run import OpenRounds, RedisRun, fields, instants, optional, table
+from ddl.registry.units import units_done
 
 
 class RedisCoordinator(RedisRun):
@@ -51,6 +52,9 @@ class RedisCoordinator(RedisRun):
 
     def release_lease(self, lease: Lease) -> None:
         self._server.run("release_lease", [self._keys.lease], canonical(lease))
+
+    def stand_by(self, holder: str, *, ttl_s: float) -> None:
+        self._server.run("stand_by", [self._keys.standbys], holder, ttl_s)
 
     def _lease_reply(self, reply: Sequence[Any]) -> LeaseReply:
         held, lease, left_ms, now = reply
@@ -145,9 +149,9 @@ class RedisCoordinator(RedisRun):
 
     def poll(self) -> Poll:
         k = self._keys
-        keys = [k.run, k.head, k.learners, k.beats, k.handins, k.requests, k.answers]
+        keys = [k.run, k.head, k.learners, k.beats, k.handins, k.requests, k.answers, k.units]
         now, boot, head, *hashes = self._server.run("poll", keys)
-        learners, beats, handins, requests, answers = hashes
+        learners, beats, handins, requests, answers, units = hashes
         shown = optional(head, Head, what=f"Redis key {k.head}")
         broken: list[str] = []
         return Poll(
@@ -160,6 +164,7 @@ class RedisCoordinator(RedisRun):
             head_seq=shown.seq if shown else -1,
             asked={field: int(seq) for field, seq in fields(answers)},
             broken=tuple(broken),
+            units=units_done(units),
         )
 
     def wait_arrivals(self, timeout_s: float) -> bool:

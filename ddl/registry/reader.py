@@ -34,11 +34,11 @@ class RedisReader(RedisRun):
     def view(self, *, num_facts: int = 20) -> View:
         k = self._keys
         keys = [k.run, k.lease, k.head, k.rounds, k.events]
-        keys += [k.fragments, k.learners, k.beats, k.handins, k.receipts]
+        keys += [k.standbys, k.fragments, k.learners, k.beats, k.handins, k.receipts]
         started = time.monotonic()
         reply = self._server.run("view", keys, num_facts)
         latency_s = time.monotonic() - started
-        now, entry, lease, left_ms, head, rounds, events, *hashes = reply
+        now, entry, lease, left_ms, head, rounds, events, standbys, *hashes = reply
         fragments, learners, beats, handins, receipts = hashes
         broken: list[str] = []
         states = table(fragments, FragmentState, k.fragments, broken).values()
@@ -48,6 +48,7 @@ class RedisReader(RedisRun):
             entry=optional(entry, RunEntry, what=f"Redis key {k.run}"),
             lease=optional(lease, Lease, what=f"Redis key {k.lease}"),
             lease_left_s=left_ms / 1000 if lease else None,
+            standbys=tuple(sorted(holder.decode() for holder in standbys)),
             head=optional(head, Head, what=f"Redis key {k.head}"),
             fragments=tuple(sorted(states, key=lambda state: state.fragment)),
             rounds=open_rounds(rounds, k.rounds),

@@ -42,6 +42,13 @@ def start(
             show_default=False,
         ),
     ] = None,
+    standby: Annotated[
+        bool,
+        typer.Option(
+            "--standby",
+            help="If another coordinator works, wait, and take over when it is gone.",
+        ),
+    ] = False,
     redis: Annotated[
         str | None, typer.Option("--redis", metavar="URL", help="The same as --set redis.url=URL.")
     ] = None,
@@ -74,6 +81,7 @@ def start(
         loaded=loaded,
         task_file=run.parent / loaded.settings.task.file,
         init=init,
+        standby=standby,
         up_mbit=up_mbit,
         down_mbit=down_mbit,
     )

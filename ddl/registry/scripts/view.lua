@@ -1,9 +1,9 @@
 -- Reads all that a display shows.
--- KEYS[1] run  KEYS[2] lease  KEYS[3] head  KEYS[4] rounds  KEYS[5] events  KEYS[6] fragments
--- KEYS[7] learners  KEYS[8] beats  KEYS[9] handins  KEYS[10] receipts
+-- KEYS[1] run  KEYS[2] lease  KEYS[3] head  KEYS[4] rounds  KEYS[5] events  KEYS[6] standbys
+-- KEYS[7] fragments  KEYS[8] learners  KEYS[9] beats  KEYS[10] handins  KEYS[11] receipts
 -- ARGV[1] number of facts wanted
 -- Returns {now, RunEntry, Lease, its ms left, Head, OpenRounds, {{id, {'fact', Fact}}, newest
--- first}, fragments, learners, beats, handins, receipts}; '' for what is not there, each hash as a
+-- first}, {standby, ...}, fragments, learners, beats, handins, receipts}; '' for what is not there, each hash as a
 -- flat list.
 local reply = {
   server_now(),
@@ -13,8 +13,9 @@ local reply = {
   redis.call('GET', KEYS[3]) or '',
   redis.call('GET', KEYS[4]) or '',
   redis.call('XREVRANGE', KEYS[5], '+', '-', 'COUNT', ARGV[1]),
+  redis.call('ZRANGEBYSCORE', KEYS[6], '(' .. server_now(), '+inf'),
 }
-for key = 6, 10 do
+for key = 7, 11 do
   reply[#reply + 1] = redis.call('HGETALL', KEYS[key])
 end
 return reply
