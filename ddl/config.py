@@ -15,6 +15,7 @@ import difflib
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any, Final, Literal, get_args, get_type_hints
 
@@ -382,6 +383,7 @@ def _choices(section: str, name: str) -> list[str]:
     )
 
 
+@cache
 def _section(name: str) -> type[Section]:
     kind = get_type_hints(Settings)[name]
     assert isinstance(kind, type)

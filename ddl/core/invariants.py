@@ -14,18 +14,12 @@ from typing import NamedTuple
 from ddl.core.learner import LearnerMachine
 from ddl.core.log import HISTORY, LogState
 from ddl.core.machine import Machine
-from ddl.protocol.records import Amount, Handin, LedgerRow
+from ddl.protocol.records import Amount, Handin, HandinId, LedgerRow
 
 
 def check(machine: Machine) -> list[str]:
     """What is wrong with a coordinator's core, as it stands between two events."""
-    return [
-        *_log(machine.log),
-        *_contributions(machine),
-        *_rounds(machine),
-        *_job(machine),
-        *_members(machine),
-    ]
+    return [*_log(machine.log), *_accounts(machine), *_present(machine)]
 
 
 def check_learner(machine: LearnerMachine) -> list[str]:
@@ -34,18 +28,25 @@ def check_learner(machine: LearnerMachine) -> list[str]:
 
 
 class Watch:
-    """Checks a machine after every event, and also against how it was after the one before."""
+    """Checks a machine after every event, and also against how it was after the one before.
+
+    What costs more is looked at only when it may have changed: the folded log, and how what waits
+    for a receipt goes with it.
+    """
 
     def __init__(self) -> None:
         self._before: _Durable | None = None
+        self._waiting: tuple[HandinId, ...] = ()
 
     def check(self, machine: Machine) -> list[str]:
         """What is wrong now, alone or as a change since the last call."""
         before, self._before = self._before, _Durable.of(machine.log)
-        broken = check(machine)
-        if before is not None:
-            broken += _changes(before, self._before)
-        return broken
+        waiting, self._waiting = self._waiting, _waiting(machine)
+        if self._before != before:
+            return [*check(machine), *(_changes(before, self._before) if before else ())]
+        if self._waiting != waiting:
+            return [*_accounts(machine), *_present(machine)]
+        return list(_present(machine))
 
 
 class _Durable(NamedTuple):
@@ -72,6 +73,14 @@ class _Durable(NamedTuple):
             ledger=tuple(log.ledger),
             num_accounts=len(log.accounts),
         )
+
+
+def _present(machine: Machine) -> Iterator[str]:
+    """What is wrong with what the folded log has no part in."""
+    yield from _contributions(machine)
+    yield from _rounds(machine)
+    yield from _job(machine)
+    yield from _members(machine)
 
 
 def _changes(before: _Durable, now: _Durable) -> Iterator[str]:
@@ -116,26 +125,37 @@ def _log(log: LogState) -> Iterator[str]:
 def _contributions(machine: Machine) -> Iterator[str]:
     log, inbox = machine.log, machine.inbox
     merging = {i.handin.id for i in machine.job.inputs} if machine.job is not None else set()
+    filed = [p for fragment in range(len(log.fragments)) for p in inbox.of(fragment)]
+    if len(filed) != len(inbox.pending):
+        yield "the fragments' pending contributions are not all pending contributions"
+    known = {id(pending) for pending in filed}
     for id_, pending in inbox.pending.items():
-        handin = pending.handin
-        if id_ != handin.id or pending not in inbox.of(handin.fragment):
-            yield f"{handin.id} is pending as {id_}, or not with its fragment"
+        if id_ != pending.handin.id or id(pending) not in known:
+            yield f"{pending.handin.id} is pending as {id_}, or not with its fragment"
         if id_ in inbox.unlogged:
             yield f"{id_} has a fate and is pending as well"
         if (pending.phase == "merging") != (id_ in merging):
             yield f"{id_} is {pending.phase}, but the record under way merges {sorted(merging)}"
-        settled = log.settled(handin.learner, handin.incarnation, handin.fragment)
-        if handin.total != settled + _amount(handin):
-            yield f"{id_} reports {handin.total} in all, and {settled} is settled before it"
-    for id_ in [*inbox.pending, *inbox.unlogged]:
-        last = log.account_seq(id_.learner, id_.incarnation, id_.fragment)
-        if id_.seq != last + 1:
-            yield f"{id_} waits for a receipt where {last + 1} is next"
-    if sum(len(inbox.of(p)) for p in range(len(log.fragments))) != len(inbox.pending):
-        yield "the fragments' pending contributions are not all pending contributions"
     for id_, receipt in inbox.unlogged.items():
         if receipt.id != id_ or receipt.fate == "merged":
             yield f"{id_} waits for a record with receipt {receipt}"
+
+
+def _accounts(machine: Machine) -> Iterator[str]:
+    """What is wrong between the log and what waits for a receipt in it."""
+    log = machine.log
+    for id_ in _waiting(machine):
+        last = log.account_seq(*id_[:3])
+        if id_.seq != last + 1:
+            yield f"{id_} waits for a receipt where {last + 1} is next"
+    for id_, pending in machine.inbox.pending.items():
+        handin, settled = pending.handin, log.settled(*id_[:3])
+        if handin.total != settled + _amount(handin):
+            yield f"{id_} reports {handin.total} in all, and {settled} is settled before it"
+
+
+def _waiting(machine: Machine) -> tuple[HandinId, ...]:
+    return (*machine.inbox.pending, *machine.inbox.unlogged)
 
 
 def _rounds(machine: Machine) -> Iterator[str]:

@@ -167,6 +167,8 @@ class UpThread(threading.Thread):
         path = self._session.spool.payload(handin.id)
         if path.exists():
             self._send(handin, path)
+        else:  # a predecessor that still lived dropped it with its receipt: a beat tells us as well
+            self._announce(handin)
         with self._shared.changed:
             self._again.discard(handin.id)
 
@@ -178,6 +180,10 @@ class UpThread(threading.Thread):
                 return
         finally:
             shared.transfers.end_upload()
+        self._announce(handin)
+
+    def _announce(self, handin: Handin) -> None:
+        session, shared = self._session, self._shared
         with shared.changed:
             shared.stored[handin.id] = handin
             shared.machine.on_announced(handin.fragment)
