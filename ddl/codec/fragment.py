@@ -1,8 +1,9 @@
 """What the coordinator stores of one fragment's version: published weights and outer state.
 
 The published weights are what learners adopt. The outer state is the coordinator's own: momentum,
-and the fp32 master whenever the published weights were rounded and so differ from it. A version
-without outer state has momentum zero and the published weights as master.
+and the fp32 master whenever the published weights differ from it (rounded, or reached by a quantised
+step, `ddl.codec.step`). A version without outer state has momentum zero and the published weights as
+master.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from ddl.codec.codecs import BF16, FP32, Codec
 from ddl.codec.frame import Buffer
 from ddl.codec.payload import Encoded, decode_payload, encode_payload, split
 from ddl.protocol.records import TensorSpec
+from ddl.protocol.wire import SCHEMA, canonical
 
 PublishDtype = Literal["float32", "bfloat16"]
 """`fragments.publish_dtype` of the settings."""
@@ -49,6 +51,16 @@ class OuterState:
     momentum: Mapping[str, Tensor]
     master: Mapping[str, Tensor] | None
     metadata: bytes
+
+
+def version_metadata(
+    kind: Literal["fragment", "outer", "step"], run: str, fragment: int, version: int
+) -> bytes:
+    """The header of an object that belongs to one version. It is part of the bytes that the log
+    knows by their digest, so a learner that rebuilds an object has to write the very same."""
+    return canonical(
+        {"schema": SCHEMA, "kind": kind, "run": run, "fragment": fragment, "version": version}
+    )
 
 
 def encode_fragment(

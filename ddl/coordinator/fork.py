@@ -119,7 +119,7 @@ def _copy_fragments(
     tick: Callable[[str, int, int], None],
 ) -> tuple[ObjectRef, ...]:
     theirs = Payloads.of(store, run)
-    ours = Payloads(store, settings.run.name, run.layout, settings.fragments.publish_dtype)
+    ours = Payloads(store, settings.run.name, run.layout, settings)
     copies = []
     for number, head in enumerate(log.fragments):
         version = theirs.fragment(number, head.published)

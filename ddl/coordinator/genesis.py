@@ -66,7 +66,7 @@ def create(
     keys = ObjectKeys(name)
     put: list[ObjectRef] = []
     try:
-        payloads = Payloads(store, name, layout, settings.fragments.publish_dtype)
+        payloads = Payloads(store, name, layout, settings)
         for fragment in range(layout.num_fragments):
             ref = _put_version_0(payloads, fragment, values)
             put.append(ref)

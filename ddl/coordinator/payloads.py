@@ -6,38 +6,53 @@ coordinators in turn, does no harm.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple, TypeAlias
 
 from torch import Tensor
 
 from ddl.codec.digest import sha256
 from ddl.codec.fragment import (
     Fragment,
-    PublishDtype,
     decode_fragment,
     decode_outer,
     encode_fragment,
     encode_outer,
+    version_metadata,
 )
 from ddl.codec.frame import Buffer
 from ddl.codec.payload import Encoded
+from ddl.codec.step import encode_step, take_step
+from ddl.config import Settings
 from ddl.core.log import FragmentHead
 from ddl.errors import IntegrityError, ObjectNotFoundError
+from ddl.merge.step import Merged
 from ddl.protocol.keys import ObjectKeys
-from ddl.protocol.records import Layout, ObjectRef, RunRecord, TensorSpec
-from ddl.protocol.wire import SCHEMA, canonical
+from ddl.protocol.records import FragmentStep, Layout, ObjectRef, RunRecord, TensorSpec
 from ddl.store.base import Store
+
+Put: TypeAlias = Callable[[ObjectRef, Buffer], None]
+"""Takes an object that belongs to a version."""
 
 
 class Base(NamedTuple):
     """What a merge starts from: fp32 master and momentum of each parameter of a fragment.
 
-    `momentum` None stands for zero. The tensors are not to be written to.
+    `momentum` None stands for zero. `published` are the weights as learners hold them, fp32; None
+    where nothing is made of them: they matter only when versions are published as steps. The
+    tensors are not to be written to.
     """
 
     master: Mapping[str, Tensor]
     momentum: Mapping[str, Tensor] | None
+    published: Mapping[str, Tensor] | None = None
+
+
+class Made(NamedTuple):
+    """A version: what the log is to say of it, and what the next merge starts from."""
+
+    step: FragmentStep
+    base: Base
 
 
 class Payloads:
@@ -47,25 +62,26 @@ class Payloads:
         store: where the run lies.
         run: its name.
         layout: its model.
-        dtype: in which weights are published.
+        settings: in which type weights are published, and whether as steps.
     """
 
-    def __init__(self, store: Store, run: str, layout: Layout, dtype: PublishDtype) -> None:
+    def __init__(self, store: Store, run: str, layout: Layout, settings: Settings) -> None:
         self._store = store
         self._keys = ObjectKeys(run)
         self._layout = layout
-        self._dtype: PublishDtype = dtype
+        self._dtype = settings.fragments.publish_dtype
+        self._by_steps = settings.codec.down == "int4-step"
 
     @classmethod
     def of(cls, store: Store, run: RunRecord) -> Payloads:
         """The objects of a run that is there."""
-        return cls(store, run.name, run.layout, run.settings.fragments.publish_dtype)
+        return cls(store, run.name, run.layout, run.settings)
 
     def specs(self, fragment: int) -> Sequence[TensorSpec]:
         """The tensors of one fragment."""
         return self._layout.by_fragment[fragment]
 
-    # ---- published weights ------------------------------------------------------------------
+    # ---- versions ---------------------------------------------------------------------------
 
     def put_fragment(
         self,
@@ -74,59 +90,92 @@ class Payloads:
         weights: Mapping[str, Tensor],
         buffers: Mapping[str, Tensor],
     ) -> ObjectRef:
-        """Publish one version: fp32 weights and buffers in their own types.
+        """Publish a version that no merge has made: fp32 weights, buffers in their own types.
 
         Raises: TaskError: values that are not finite; the tensor is named.
         """
-        return self._put(*self.encode_fragment(fragment, version, weights, buffers))
+        encoded = self._encode_fragment(fragment, version, weights, buffers)
+        return _hand_over(self._keys.fragment(fragment, version, encoded.sha256), encoded, self.put)
 
-    def encode_fragment(
+    def make(self, fragment: int, base: Base, before: int, merged: Merged, put: Put) -> Made:
+        """Make all objects of the version that a merge leads to, each handed to `put` as soon as
+        it is written; none before all values are known to be finite.
+
+        Args:
+            base: what the merge started from; `before` is its version.
+        Raises: TaskError: values that are not finite; the tensor is named.
+        """
+        version = before + 1
+        step, published, weights = self._publish(fragment, version, base, merged, put)
+        after = Base(merged.master, merged.momentum, weights)
+        record = FragmentStep(
+            fragment=fragment,
+            version_before=before,
+            version_after=version,
+            published=published,
+            outer=self._make_outer(fragment, version, after, put),
+            step=step,
+        )
+        return Made(record, after)
+
+    def _publish(
+        self, fragment: int, version: int, base: Base, merged: Merged, put: Put
+    ) -> tuple[ObjectRef | None, ObjectRef, Mapping[str, Tensor] | None]:
+        """The step object, the fragment, and its weights as they are read back; the first and the
+        last only where versions are steps."""
+        keys, specs = self._keys, self.specs(fragment)
+        if base.published is None:
+            encoded = self._encode_fragment(fragment, version, merged.master, merged.buffers)
+            key = keys.fragment(fragment, version, encoded.sha256)
+            return None, _hand_over(key, encoded, put), None
+        metadata = version_metadata("step", keys.run, fragment, version)
+        step = encode_step(specs, merged.master, base.published, merged.buffers, metadata)
+        weights = take_step(base.published, step.decoded)
+        encoded = self._encode_fragment(fragment, version, weights, merged.buffers)
+        return (
+            _hand_over(keys.step(fragment, version, step.sha256), step, put),
+            _hand_over(keys.fragment(fragment, version, encoded.sha256), encoded, put),
+            {name: coded.whole() for name, coded in encoded.decoded.items()},
+        )
+
+    def _make_outer(self, fragment: int, version: int, after: Base, put: Put) -> ObjectRef:
+        assert after.momentum is not None, "after a merge there is momentum"
+        metadata = version_metadata("outer", self._keys.run, fragment, version)
+        master = after.master if self._keeps_master else None
+        encoded = encode_outer(self.specs(fragment), after.momentum, master, metadata)
+        return _hand_over(self._keys.outer(fragment, version, encoded.sha256), encoded, put)
+
+    def _encode_fragment(
         self,
         fragment: int,
         version: int,
         weights: Mapping[str, Tensor],
         buffers: Mapping[str, Tensor],
-    ) -> tuple[ObjectRef, Buffer]:
-        """What `put_fragment` would put, and under which name. Raises: TaskError."""
-        metadata = self._metadata("fragment", fragment, version)
-        specs = self.specs(fragment)
-        encoded = encode_fragment(specs, weights, buffers, self._dtype, metadata)
-        return _named(self._keys.fragment(fragment, version, encoded.sha256), encoded)
+    ) -> Encoded:
+        metadata = version_metadata("fragment", self._keys.run, fragment, version)
+        return encode_fragment(self.specs(fragment), weights, buffers, self._dtype, metadata)
 
     def fragment(self, fragment: int, ref: ObjectRef) -> Fragment:
-        """Read one version. Raises: IntegrityError."""
+        """Read one published version. Raises: IntegrityError."""
         return decode_fragment(self.read(ref), self.specs(fragment), self._dtype)
-
-    # ---- outer state ------------------------------------------------------------------------
-
-    @property
-    def keeps_master(self) -> bool:
-        """Whether published weights are rounded, so that the master is stored beside them."""
-        return self._dtype != "float32"
-
-    def put_outer(self, fragment: int, version: int, base: Base) -> ObjectRef:
-        """Store the outer state that belongs to a version."""
-        return self._put(*self.encode_outer(fragment, version, base))
-
-    def encode_outer(self, fragment: int, version: int, base: Base) -> tuple[ObjectRef, Buffer]:
-        """What `put_outer` would put, and under which name."""
-        assert base.momentum is not None, "after a step there is momentum"
-        metadata = self._metadata("outer", fragment, version)
-        master = base.master if self.keeps_master else None
-        encoded = encode_outer(self.specs(fragment), base.momentum, master, metadata)
-        return _named(self._keys.outer(fragment, version, encoded.sha256), encoded)
 
     def base(self, fragment: int, head: FragmentHead) -> Base:
         """Read what the next merge of a fragment starts from. Raises: IntegrityError."""
         outer = None
         if head.outer is not None:
-            outer = decode_outer(
-                self.read(head.outer), self.specs(fragment), master=self.keeps_master
-            )
-        if outer is not None and outer.master is not None:
-            return Base(outer.master, outer.momentum)
+            data = self.read(head.outer)
+            outer = decode_outer(data, self.specs(fragment), master=self._keeps_master)
+        momentum = outer.momentum if outer is not None else None
+        master = outer.master if outer is not None else None
+        if master is not None and not self._by_steps:
+            return Base(master, momentum)
         weights = self.fragment(fragment, head.published).weights
-        return Base(weights, outer.momentum if outer is not None else None)
+        return Base(master or weights, momentum, weights if self._by_steps else None)
+
+    @property
+    def _keeps_master(self) -> bool:
+        """Whether published weights differ from the master, which is then stored beside momentum."""
+        return self._by_steps or self._dtype != "float32"
 
     # ---- any object -------------------------------------------------------------------------
 
@@ -148,22 +197,12 @@ class Payloads:
             )
         return data
 
-    def _put(self, ref: ObjectRef, data: Buffer) -> ObjectRef:
+    def put(self, ref: ObjectRef, data: Buffer) -> None:
+        """Store an object under its name."""
         self._store.put(ref.key, data)
-        return ref
-
-    def _metadata(self, kind: str, fragment: int, version: int) -> bytes:
-        return canonical(
-            {
-                "schema": SCHEMA,
-                "kind": kind,
-                "run": self._keys.run,
-                "fragment": fragment,
-                "version": version,
-            }
-        )
 
 
-def _named(key: str, encoded: Encoded) -> tuple[ObjectRef, Buffer]:
+def _hand_over(key: str, encoded: Encoded, put: Put) -> ObjectRef:
     ref = ObjectRef(key=key, bytes=len(encoded.buffer), sha256=encoded.sha256)
-    return ref, encoded.buffer
+    put(ref, encoded.buffer)
+    return ref

@@ -118,26 +118,26 @@ class Replay:
             mu=merge.momentum,
             kernel=kernel,
         )
-        version = step.version_after
         try:
-            published, _ = self._payloads.encode_fragment(
-                step.fragment, version, merged.master, merged.buffers
+            again, _ = self._payloads.make(
+                step.fragment, base, step.version_before, merged, lambda *_: None
             )
         except TaskError as error:
             return Replayed(
                 difference=f"the replay gives {error.args[0]}", where=step.published.key
             )
-        outer, _ = self._payloads.encode_outer(
-            step.fragment, version, Base(merged.master, merged.momentum)
+        where = step.published.key
+        pairs = (
+            (step.published, again.published),
+            (step.step, again.step),
+            (step.outer, again.outer),
         )
-        return _differing(step.published, published) or _differing(step.outer, outer) or Replayed()
+        for said, found in pairs:
+            if said != found:
+                what = f"merging again gives {_digest(found)}, the log says {_digest(said)}"
+                return Replayed(difference=what, where=said.key if said else where)
+        return Replayed()
 
 
-def _differing(recorded: ObjectRef | None, again: ObjectRef) -> Replayed | None:
-    if recorded == again:
-        return None
-    said = "no such object" if recorded is None else f"SHA-256 {recorded.sha256[:16]}..."
-    return Replayed(
-        difference=f"merging again gives SHA-256 {again.sha256[:16]}..., the log says {said}",
-        where=recorded.key if recorded else again.key,
-    )
+def _digest(ref: ObjectRef | None) -> str:
+    return "no such object" if ref is None else f"SHA-256 {ref.sha256[:16]}..."

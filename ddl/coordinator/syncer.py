@@ -18,11 +18,11 @@ from ddl.core.log import FragmentHead
 from ddl.errors import ObjectNotFoundError, StoreError, TaskError
 from ddl.fused.choice import prepare
 from ddl.merge.step import Offer, merge_fragment
-from ddl.protocol.records import FragmentStep, Handin, HandinId, RunRecord, Waits
+from ddl.protocol.records import Handin, HandinId, RunRecord, Waits
 from ddl.store.base import Store
 
 BASES_BYTES_MAX: Final = 2 * 1024**3
-"""Memory for masters and momenta kept from one merge of a fragment to its next."""
+"""Memory for what merges start from, kept from one merge of a fragment to its next."""
 
 
 class Syncer:
@@ -93,7 +93,7 @@ class Syncer:
         Raises: IntegrityError: what the fragment stands on is missing or damaged; StoreError.
         """
         clock = self._clock
-        fragment, version = order.fragment, order.base.version + 1
+        fragment = order.fragment
         with self._lock:
             fetched = [self._fetched[item.handin.id] for item in order.inputs]
         started = clock.monotonic()
@@ -115,34 +115,26 @@ class Syncer:
             mu=order.momentum,
         )
         merged_at = clock.monotonic()
-        after = Base(merged.master, merged.momentum)
         try:
-            published = self._payloads.put_fragment(
-                fragment, version, merged.master, merged.buffers
+            made = self._payloads.make(
+                fragment, base, order.base.version, merged, self._payloads.put
             )
         except TaskError as error:
             norms = [passed.seen.norm for passed in fetched]
             worst = order.inputs[norms.index(max(norms))].handin.id
             reason = f"the merge with it is not finite: {error.args[0]}"
             return e.MergeFailed(order.launch, reason, ((worst, reason),))
-        outer = self._payloads.put_outer(fragment, version, after)
-        self._bases.keep(outer.sha256, after)
-        step = FragmentStep(
-            fragment=fragment,
-            version_before=order.base.version,
-            version_after=version,
-            published=published,
-            outer=outer,
-        )
+        assert made.step.outer is not None
+        self._bases.keep(made.step.outer.sha256, made.base)
         waits = Waits(
             merge_s=merged_at - started,
             publish_s=clock.monotonic() - merged_at,
         )
-        return e.Merged(order.launch, step, merged.health, merged.kernel, waits)
+        return e.Merged(order.launch, made.step, merged.health, merged.kernel, waits)
 
 
 class _Bases:
-    """Masters and momenta by the digest of their outer state, the least used ones forgotten.
+    """What merges start from, by the digest of their outer state, the least used ones forgotten.
 
     What is found here equals what the store holds, and saves reading it.
     """
@@ -163,5 +155,6 @@ class _Bases:
 
 
 def _size(base: Base) -> int:
-    tensors = [*base.master.values(), *(base.momentum or {}).values()]
+    parts = (base.master, base.momentum, base.published)
+    tensors = [tensor for part in parts if part is not None for tensor in part.values()]
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)

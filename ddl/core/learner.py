@@ -346,6 +346,14 @@ class LearnerMachine:
             wanted.sort(key=lambda state: self.tracks[state.fragment].staged is not None)
         return wanted
 
+    def takes_step(self, state: FragmentState) -> bool:
+        """Whether a wanted version can be had by its step object: the version before it, of the
+        same line, is what was staged last. A learner that must re-align trusts nothing it has."""
+        track = self.tracks[state.fragment]
+        have = track.staged or Staged(track.version, self.line, "")
+        is_next = (state.line, state.version) == (have.line, have.version + 1)
+        return self.aligned and is_next and state.step is not None
+
     @property
     def held(self) -> tuple[int, ...]:
         """Adopted version of every fragment, -1 before the first."""

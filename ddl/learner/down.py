@@ -1,4 +1,8 @@
-"""The down thread: fetches newer versions, verifies them, and stages them for adoption."""
+"""The down thread: fetches newer versions, verifies them, and stages them for adoption.
+
+With compressed publication a version comes as the step from the one before, if that was the last
+one staged; whatever stands in the way of that, the whole version does.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +10,15 @@ import threading
 from collections.abc import Sequence
 
 from ddl.codec.digest import sha256
-from ddl.codec.fragment import decode_fragment
+from ddl.codec.fragment import PublishDtype, decode_fragment, version_metadata
+from ddl.codec.frame import Buffer
+from ddl.codec.step import rebuild_version
 from ddl.core.learner import Staged
-from ddl.errors import DdlError, IntegrityError, ObjectNotFoundError, StoreError
+from ddl.errors import DdlError, IntegrityError, ObjectNotFoundError, StoreError, TaskError
+from ddl.learner.bases import Bases
 from ddl.learner.session import Session
 from ddl.learner.shared import Shared, StagedFragment, backoff_s
-from ddl.protocol.records import FragmentState, TensorSpec
+from ddl.protocol.records import FragmentState, ObjectRef, TensorSpec
 
 DAMAGED_MAX = 5
 """Reads of a published version that may come out wrong before the learner gives up."""
@@ -25,6 +32,8 @@ class DownThread(threading.Thread):
         self._session = session
         self._shared = shared
         self._damaged = 0
+        by_steps = session.run.run.settings.codec.down == "int4-step"
+        self._bases = Bases(session.spool.folder) if by_steps else None
 
     def run(self) -> None:
         shared = self._shared
@@ -47,6 +56,9 @@ class DownThread(threading.Thread):
                     shared.leaving.wait(backoff_s(attempt))
         except DdlError as error:
             shared.fail(error)
+        finally:
+            if self._bases is not None:
+                self._bases.close()
 
     def _next_wanted(self) -> FragmentState | None:
         """Wait for something to fetch; None to look whether the learner is leaving."""
@@ -57,23 +69,71 @@ class DownThread(threading.Thread):
             return wanted[0] if wanted else None
 
     def _stage(self, state: FragmentState) -> None:
-        session, shared = self._session, self._shared
-        published = state.published
-        data = session.store.get(published.key, progress=shared.transfers.add_down)
-        found = sha256(data)
-        if len(data) != published.bytes or found != published.sha256:
-            raise IntegrityError(
-                f"{published.key}: {len(data)} bytes with digest {found[:16]}, the log says "
-                f"{published.bytes} bytes with digest {published.sha256[:16]}"
-            )
-        dtype = session.run.run.settings.fragments.publish_dtype
-        fragment = decode_fragment(data, self._specs(state.fragment), dtype)
+        shared, p = self._shared, state.fragment
+        data = self._by_step(state)
+        if data is None:
+            data = self._fetch(state.published)
+        fragment = decode_fragment(data, self._specs(p), self._dtype)
+        if self._bases is not None:
+            self._keep_base(self._bases, p, data)
         with shared.changed:
-            shared.staged[state.fragment] = StagedFragment(fragment.weights, fragment.buffers)
-            shared.machine.on_staged(state.fragment, Staged(state.version, state.line, found))
+            shared.staged[p] = StagedFragment(fragment.weights, fragment.buffers)
+            staged = Staged(state.version, state.line, state.published.sha256)
+            shared.machine.on_staged(p, staged)
             shared.store_down_since = None
             shared.changed.notify_all()
         self._damaged = 0
+
+    def _fetch(self, ref: ObjectRef) -> bytearray:
+        """Read an object. Raises: IntegrityError unless its digest is the log's."""
+        session = self._session
+        data = session.store.get(ref.key, progress=self._shared.transfers.add_down)
+        found = sha256(data)
+        if len(data) != ref.bytes or found != ref.sha256:
+            raise IntegrityError(
+                f"{ref.key}: {len(data)} bytes with digest {found[:16]}, the log says "
+                f"{ref.bytes} bytes with digest {ref.sha256[:16]}"
+            )
+        return data
+
+    def _by_step(self, state: FragmentState) -> Buffer | None:
+        """The version from the one before it and the step between, if both are to be had.
+
+        None is no failure: any version can be fetched whole.
+        """
+        with self._shared.changed:
+            takes_step = self._shared.machine.takes_step(state)
+        base = self._bases.read(state.fragment) if self._bases and takes_step else None
+        if base is None or state.step is None:
+            return None
+        run, p, version = self._session.run.run.name, state.fragment, state.version
+        metadata = version_metadata("fragment", run, p, version)
+        try:
+            step = self._fetch(state.step)
+            made = rebuild_version(base, step, self._specs(p), self._dtype, metadata)
+        except (ObjectNotFoundError, IntegrityError, TaskError) as error:
+            self._tell_of_step(state, str(error))
+            return None
+        if made.sha256 != state.published.sha256:
+            self._tell_of_step(state, f"it leads to a version with digest {made.sha256[:16]}")
+            return None
+        return made.buffer
+
+    def _tell_of_step(self, state: FragmentState, problem: str) -> None:
+        what = f"fragment {state.fragment} v{state.version}"
+        self._session.journal.tell("step.useless", f"{what}: {problem}; it is fetched whole")
+
+    def _keep_base(self, bases: Bases, fragment: int, data: Buffer) -> None:
+        try:
+            bases.keep(fragment, data)
+        except StoreError as error:
+            self._session.journal.on_change("base", "base.not_kept", str(error))
+        else:
+            self._session.journal.forget("base")
+
+    @property
+    def _dtype(self) -> PublishDtype:
+        return self._session.run.run.settings.fragments.publish_dtype
 
     def _specs(self, fragment: int) -> Sequence[TensorSpec]:
         return self._session.run.run.layout.by_fragment[fragment]

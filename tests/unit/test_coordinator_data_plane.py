@@ -36,11 +36,16 @@ def store(tmp_path: Path) -> LocalStore:
     return LocalStore(tmp_path / "store")
 
 
-@pytest.fixture(params=["float32", "bfloat16"])
+@pytest.fixture(params=[(t, d) for t in ("float32", "bfloat16") for d in ("full", "int4-step")])
 def run(request: pytest.FixtureRequest, tmp_path: Path, store: LocalStore) -> RunRecord:
-    """A run, in both types of published weights."""
-    fragments = {"publish_dtype": request.param}
-    toml = write_run(tmp_path, redis_url="redis://host/0", fragments=fragments)
+    """A run, in both types of published weights and both ways of publication."""
+    dtype, down = request.param
+    toml = write_run(
+        tmp_path,
+        redis_url="redis://host/0",
+        fragments={"publish_dtype": dtype},
+        codec={"down": down},
+    )
     settings = config.load(toml).settings
     run = create(store, settings, task_file=tmp_path / "task.py", init=None, now=0.0)
     assert run is not None
