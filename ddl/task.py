@@ -16,7 +16,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
 from ddl.errors import TaskError
 from ddl.protocol.records import Rule
@@ -32,6 +32,9 @@ if TYPE_CHECKING:
     from ddl.config import Scalar
 
 Purpose = Literal["init", "train", "evaluate"]
+
+MODULE_PREFIX: Final = "_ddl_task_"
+"""Task files are modules of a private name, which no other process can import."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,7 +194,7 @@ def _read(file: Path) -> bytes:
 def _import(file: Path) -> ModuleType:
     _read(file)
     path = file.resolve()
-    name = f"_ddl_task_{hashlib.sha256(str(path).encode()).hexdigest()[:16]}"
+    name = f"{MODULE_PREFIX}{hashlib.sha256(str(path).encode()).hexdigest()[:16]}"
     # by loader, not by suffix: any file name will do
     loader = importlib.machinery.SourceFileLoader(name, str(path))
     spec = importlib.util.spec_from_loader(name, loader)

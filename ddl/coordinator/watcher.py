@@ -10,6 +10,7 @@ from ddl.clock import Clock
 from ddl.core import events as e
 from ddl.errors import RegistryError
 from ddl.protocol.records import Handin, LearnerRecord
+from ddl.protocol.units import UnitsDone
 from ddl.registry.base import CoordinatorRegistry, Poll
 
 JUMP_S: Final = 2.0
@@ -81,6 +82,7 @@ class News:
         self._learners: dict[str, tuple[LearnerRecord, float]] = {}
         self._handins: dict[str, Handin] = {}
         self._requests: frozenset[str] = frozenset()
+        self._units: dict[str, UnitsDone] = {}
 
     def events(self, poll: Poll) -> Iterator[e.Event]:
         """Events for all that has changed; beats first, so that who announces is known."""
@@ -98,5 +100,7 @@ class News:
         for request in poll.requests:
             if request.id not in self._requests:
                 yield e.Requested(request)
-        self._learners, self._handins = learners, poll.handins
+        if poll.units != self._units:
+            yield e.UnitsTold(poll.units)
+        self._learners, self._handins, self._units = learners, poll.handins, poll.units
         self._requests = frozenset(request.id for request in poll.requests)

@@ -8,8 +8,9 @@
                 break
 
 `step` is the step boundary: weights are copied for contributions and versions are adopted there,
-in the training thread, and nowhere else. Everything slow happens in three other threads (`beat`,
-`up`, `down`); the training thread never waits for a network, another learner or the coordinator.
+in the training thread, and nowhere else. Everything slow happens in other threads (`beat`, `up`,
+`down`, and `claim` for `ddl.data.Units`); the training thread never waits for a network, another
+learner or the coordinator.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from torch.optim import Optimizer
 from ddl.core.learner import LearnerMachine, Plan, Stop
 from ddl.errors import DdlError, RegistryError
 from ddl.learner.beat import BeatThread
+from ddl.learner.claiming import ClaimThread, claim_for
 from ddl.learner.down import DownThread
 from ddl.learner.meters import LossMeter, StepClock, Transfers
 from ddl.learner.port import ModelPort
@@ -65,6 +67,7 @@ class Learner:
         self._optimizer: Optimizer | None = None
         self._port: ModelPort | None = None
         self._warm: WarmState | None = None
+        self._claiming: ClaimThread | None = None
         layout = session.run.run.layout
         self._movements = [Movement(specs) for specs in layout.by_fragment]
         self._up = UpThread(session, self._shared, self._movements)
@@ -83,6 +86,7 @@ class Learner:
         *,
         model: nn.Module,
         optimizer: Optimizer | None = None,
+        batches: Iterable[Any] | None = None,
         id: str | None = None,  # noqa: A002 - the word that users know
         store: str | None = None,
         takeover: bool = False,
@@ -93,6 +97,8 @@ class Learner:
             address: `redis://HOST:PORT/DB?run=NAME`.
             model: the run's model; its weights are replaced by the newest version.
             optimizer: shown to people by its learning rate; never reset or changed.
+            batches: what the loop is going to iterate over, if it can resume where a former life
+                has stopped, or is shared by all learners as `ddl.data.Units` is.
             id: this learner's id; by default made from the host's name and a random part.
             store: where this machine reaches the store, if not where the run says.
             takeover: replace a living process of the same id.
@@ -106,7 +112,7 @@ class Learner:
         )
         learner = cls(open_session(options))
         try:
-            learner.attach(model, optimizer)
+            learner.attach(model, optimizer, batches)
         except BaseException as error:
             learner.close(error=str(error))
             raise
@@ -121,11 +127,12 @@ class Learner:
         """Bring in the model and wait until it holds the run's newest weights.
 
         The optimizer, and the position in `batches`, resume where a former life of this id left
-        them on this machine.
+        them on this machine. For `ddl.data.Units` it begins to claim.
         Raises: RefusedError when it is not the run's model.
         """
         self._optimizer = optimizer
         self._resume_warm(optimizer, batches)
+        self._claiming = claim_for(self._session, self._shared, batches)
         self._port = ModelPort(model, self._session.run.run.layout)
         self._down.start()
         shared = self._shared
@@ -140,6 +147,8 @@ class Learner:
                     self._adopt(plan, self._begin(plan))
                 else:
                     shared.changed.wait(1.0)
+        if self._claiming is not None:
+            self._claiming.wait_ready()
         version = shared.machine.head.global_version if shared.machine.head else 0
         self._session.tell("learner.started", f"{self.id} trains from version {version}")
         shared.clock.begin(self._now())
@@ -285,6 +294,8 @@ class Learner:
         drain_s = shared.machine.settings.liveness.drain_s
         if self._warm is not None and shared.machine.aligned and not error:
             self._keep_warm(self._warm)
+        if self._claiming is not None:
+            self._claiming.finish(handed_in=shared.machine.aligned and not error)
         self._up.finish()
         self._up.join(timeout=drain_s if not error else 1.0)
         shared.leaving.set()
@@ -292,8 +303,8 @@ class Learner:
         with shared.changed:
             shared.changed.notify_all()
         deadline = time.monotonic() + 5.0
-        for thread in (self._up, self._beat, self._down):
-            if thread.ident is not None:
+        for thread in (self._up, self._beat, self._down, self._claiming):
+            if thread is not None and thread.ident is not None:
                 thread.join(timeout=max(0.1, deadline - time.monotonic()))
         try:
             self._beat.leave(error)

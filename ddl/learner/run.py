@@ -137,9 +137,13 @@ def _train(learner: Learner, task: Task, max_steps: int | None) -> None:
     groups = task.optimizer.param_groups if task.optimizer is not None else []
     initial = [group["lr"] for group in groups]
     progress = learner.progress
+
+    def ends() -> bool:
+        return learner.should_stop or (max_steps is not None and progress.local_steps >= max_steps)
+
+    if ends():
+        return
     for batch in _endless(task):
-        if learner.should_stop or (max_steps is not None and progress.local_steps >= max_steps):
-            return
         if task.lr_factor is not None:
             factor = task.lr_factor(progress)
             for group, lr in zip(groups, initial, strict=True):
@@ -150,6 +154,8 @@ def _train(learner: Learner, task: Task, max_steps: int | None) -> None:
         else:
             loss = _own_step(task, batch)
             progress = learner.step(tokens=task.num_tokens(batch), loss=loss)
+        if ends():  # before the next batch is taken: it would count as read
+            return
 
 
 def _own_step(task: Task, batch: Any) -> torch.Tensor:

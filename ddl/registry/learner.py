@@ -18,9 +18,11 @@ from ddl.protocol.records import (
     Order,
     Receipt,
 )
+from ddl.protocol.units import UnitCall, UnitReply
 from ddl.protocol.wire import canonical, parse
 from ddl.registry.base import Joined
 from ddl.registry.run import RedisRun, open_rounds, optional
+from ddl.registry.units import unit_reply
 
 
 class RedisLearner(RedisRun):
@@ -104,6 +106,14 @@ class RedisLearner(RedisRun):
         claim = canonical(_claim(handin))
         outcome: bytes = self._server.run("announce", keys, handin.learner, incarnation, claim)
         return outcome.decode()
+
+    def exchange_units(
+        self, record: LearnerRecord, call: UnitCall, *, gone_s: float
+    ) -> UnitReply | None:
+        k = self._keys
+        keys = [k.run, k.learners, k.beats, k.head, k.units]
+        args = (record.id, record.incarnation, record.lineage, gone_s, canonical(call))
+        return unit_reply(self._server.run("units", keys, *args), call)
 
     def read_fragments(self) -> tuple[FragmentState, ...]:
         key = self._keys.fragments
