@@ -531,5 +531,7 @@ class LearnerMachine:
             if waiting is None or waiting[:2] != (receipt.incarnation, receipt.seq):
                 continue
             track.outstanding = None
+            if receipt.fate in ("refused", "lost"):
+                track.launch = -1  # as if it had never been: the round may still wait for us
             if receipt.fate == "refused":
                 self.aligned = False

@@ -34,6 +34,12 @@ class LossMeter:
         """Take one step's loss: a number or a scalar tensor on any device."""
         self._waiting.append(loss if isinstance(loss, float | int) else loss.detach())
 
+    def restart(self) -> None:
+        """Forget all losses: they were those of another model."""
+        with self._lock:
+            self._waiting.clear()
+            self._value = None
+
     def value(self) -> float | None:
         """The moving average over all finite losses so far; None before the first."""
         with self._lock:

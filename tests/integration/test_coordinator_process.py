@@ -6,14 +6,17 @@ import json
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
 
-from ddl.coordinator.history import History
+from ddl.coordinator.history import Entry, History
 from ddl.core.log import LogState
+from ddl.core.snapshot import snapshot
+from ddl.registry.reader import RedisReader
 from ddl.store.local import LocalStore
 from tests.coordinating import RUN, ScriptedLearner, eventually, write_run
 
@@ -163,3 +166,87 @@ def test_nothing_can_be_stopped_without_a_coordinator(
     said = subprocess.run(stop, capture_output=True, text=True, check=False)
     assert said.returncode == 1
     assert f"no coordinator of '{RUN}' is running" in said.stderr
+
+
+def test_a_standby_takes_over_from_a_killed_coordinator(
+    tmp_path: Path, store: LocalStore, redis_url: str, processes: Processes
+) -> None:
+    """It is shown while it waits, and two leases after the kill rounds close again; nothing else
+    tells it to. A second standby is in the run by then, and goes on waiting."""
+    lease_s = 3.0
+    toml = write_run(tmp_path, redis_url=redis_url, liveness={"lease_s": lease_s})
+    first = processes.start(toml)
+    learner = ScriptedLearner(redis_url, store)
+    learner.contribute(2)
+    processes.start(toml, "--standby")
+    processes.start(toml, "--standby")
+    reader = RedisReader(redis_url, RUN)
+    eventually(lambda: len(reader.view().standbys) == 2, within_s=60, what="two standbys")
+    eventually(lambda: "standing by" in processes.log(1).read_text(), what="the journal")
+    learner.contribute(1)  # so that they have something to follow
+    first.kill()
+    first.wait()
+    killed_at = time.monotonic()
+    learner.contribute(1)
+    took_s = time.monotonic() - killed_at
+    learner.close()
+    assert took_s < 2 * lease_s
+    log = folded(store)
+    assert (log.global_version, log.epoch) == (4, 2)
+    shown = snapshot(reader.view())
+    assert shown is not None
+    assert len(shown.coordinator.standbys) == 1
+    assert shown.coordinator.holder not in shown.coordinator.standbys
+    reader.close()
+
+
+def test_a_standby_is_asked_to_end(
+    toml: Path, store: LocalStore, redis_url: str, processes: Processes
+) -> None:
+    """SIGTERM ends it with 0 and takes it off the list; a holder that ends hands over at once."""
+    first = processes.start(toml)
+    processes.serving(0)
+    second, third = processes.start(toml, "--standby"), processes.start(toml, "--standby")
+    reader = RedisReader(redis_url, RUN)
+    eventually(lambda: len(reader.view().standbys) == 2, within_s=60, what="two standbys")
+    third.terminate()
+    assert third.wait(20) == 0, processes.log(2).read_text()
+    assert len(reader.view().standbys) == 1
+    first.terminate()
+    assert first.wait(20) == 0
+    processes.serving(1)
+    assert reader.view().standbys == ()
+    reader.close()
+    assert second.poll() is None
+
+
+def test_a_coordinator_that_wakes_up_beside_its_standby_writes_nothing(
+    toml: Path, store: LocalStore, redis_url: str, processes: Processes
+) -> None:
+    """SIGSTOP in the middle of its work: the standby goes on. Awake again the first one ends with 5,
+    and no record of its epoch has come after those of the other."""
+    first = processes.start(toml)
+    learner = ScriptedLearner(redis_url, store)
+    learner.contribute(1)
+    processes.start(toml, "--standby")
+    reader = RedisReader(redis_url, RUN)
+    eventually(lambda: reader.view().standbys, within_s=60, what="a standby")
+    reader.close()
+    first.send_signal(signal.SIGSTOP)
+    handin = learner.hand_in(learner.open_round())  # taken in by the first one, or by nobody yet
+    assert learner.receipt(handin) == "merged"
+    first.send_signal(signal.SIGCONT)
+    assert first.wait(20) == 5, processes.log(0).read_text()
+    learner.contribute(2)
+    learner.close()
+    history = History(store, RUN)
+    epochs = [entry.record.epoch for entry in entries(history)]
+    assert epochs == [1, 2, 2, 2]
+
+
+def entries(history: History) -> Iterator[Entry]:
+    """All records, in order."""
+    seq = 1
+    while (entry := history.read(seq)) is not None:
+        yield entry
+        seq += 1

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from torch import Tensor
-
 from ddl.codec.contribution import Contribution, decode_contribution
-from ddl.codec.fragment import decode_outer, encode_outer
+from ddl.coordinator.payloads import Base
 from ddl.core import events as e
 from ddl.core.invariants import Watch
 from ddl.core.log import FragmentHead, LogState
@@ -16,7 +14,7 @@ from ddl.core.machine import Machine
 from ddl.merge.examine import examine
 from ddl.merge.step import Offer, merge_fragment
 from ddl.protocol import wire
-from ddl.protocol.records import FragmentStep, Handin, LogRecord, Waits
+from ddl.protocol.records import Handin, LogRecord, Waits
 
 if TYPE_CHECKING:
     from tests.lockstep.runner import Run
@@ -46,6 +44,7 @@ class Coordinator:
         self.answers: dict[str, str] = {}
         self.forgotten: list[str] = []
         self.outcome: Callable[[Handin], e.Fetched | None] = lambda handin: None
+        self.find_version = run.find_version
         self.fail_merge: Callable[[e.Merge], e.MergeFailed | None] = lambda merge: None
         self._fetch_s, self._merge_s, self._write_s = fetch_s, merge_s, write_s
         self._tick_at = float("inf")
@@ -135,7 +134,7 @@ class Coordinator:
             case e.Quit():
                 self.quit = command
             case e.FindVersion(version):
-                self._later(self._fetch_s, lambda: self.run.find_version(version))
+                self._later(self._fetch_s, lambda: self.find_version(version))
             case e.Drop() | e.Sweep():
                 pass
             case _:
@@ -162,10 +161,9 @@ class Coordinator:
         failed = self.fail_merge(command)
         if failed is not None:
             return failed
-        run, p = self.run, command.fragment
-        specs = run.layout.by_fragment[p]
-        keeps_master = run.record.settings.fragments.publish_dtype != "float32"
-        master, momentum = self.base(p, command.base)
+        payloads = self.run.payloads
+        specs = payloads.specs(command.fragment)
+        base = self.base(command.fragment, command.base)
         offers = []
         for item in command.inputs:
             contribution = self._decode(item.handin)
@@ -179,36 +177,21 @@ class Coordinator:
                 )
             )
         merged = merge_fragment(
-            specs, offers, master=master, momentum=momentum, lr=command.lr, mu=command.momentum
+            specs,
+            offers,
+            master=base.master,
+            momentum=base.momentum,
+            lr=command.lr,
+            mu=command.momentum,
         )
-        version = command.base.version + 1
-        published = run.publish(run.record.settings, p, version, merged.master)
-        encoded = encode_outer(
-            specs, merged.momentum, merged.master if keeps_master else None, b"{}"
-        )
-        outer = run.put(run.keys.outer(p, version, encoded.sha256), encoded.buffer)
-        step = FragmentStep(
-            fragment=p,
-            version_before=version - 1,
-            version_after=version,
-            published=published,
-            outer=outer,
-        )
+        before = command.base.version
+        made = payloads.make(command.fragment, base, before, merged, payloads.put)
         waits = Waits(merge_s=self._merge_s)
-        return e.Merged(command.launch, step, merged.health, merged.kernel, waits)
+        return e.Merged(command.launch, made.step, merged.health, merged.kernel, waits)
 
-    def base(
-        self, fragment: int, head: FragmentHead
-    ) -> tuple[Mapping[str, Tensor], Mapping[str, Tensor] | None]:
-        """Master and momentum of a fragment."""
-        run = self.run
-        weights: Mapping[str, Tensor] = run.weights(fragment, head.published)
-        if head.outer is None:
-            return weights, None
-        keeps_master = run.record.settings.fragments.publish_dtype != "float32"
-        data = bytearray(run.services.objects[head.outer.key])
-        outer = decode_outer(data, run.layout.by_fragment[fragment], master=keeps_master)
-        return outer.master or weights, outer.momentum
+    def base(self, fragment: int, head: FragmentHead) -> Base:
+        """What the next merge of a fragment starts from."""
+        return self.run.payloads.base(fragment, head)
 
     def _write(self, record: LogRecord) -> e.Event:
         data = wire.canonical(record)

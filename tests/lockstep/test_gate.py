@@ -286,3 +286,28 @@ def test_decay_to_nothing_is_refused_not_merged() -> None:
     assert {r.fate for r in late} == {"refused"}
     assert all("no weight" in r.reason for r in late)
     checked(run)
+
+
+def test_a_refused_learner_hands_in_to_the_same_round_again() -> None:
+    """With a quorum of all, a round whose one contribution was refused would else wait for ever: the
+    learner re-aligns and answers the pull with new work."""
+    rounds = RoundSettings(every_steps=8, overlap_steps=2, in_flight=1, quorum=2)
+    run = Run(settings_of(1, round=rounds), infos(1))
+    coordinator = run.start_coordinator()
+    for name in "ab":
+        run.add_learner(name, ConstantGradient(run.layout, lr=0.1))
+    run.go(commits=2)
+    refused: list[Handin] = []
+
+    def refuse_once(handin: Handin) -> e.Fetched | None:
+        if handin.learner != "b" or refused:
+            return None
+        refused.append(handin)
+        return e.Fetched(handin.id, "refused", "not finite")
+
+    coordinator.outcome = refuse_once
+    run.go(commits=4, seconds=200.0)
+    (receipt,) = [r for r in run.receipts("b") if r.fate == "refused"]
+    again = next(h for h in run.learners["b"].handins if h.seq == receipt.seq + 1)
+    assert again.launch == refused[0].launch
+    checked(run)

@@ -64,3 +64,15 @@ def test_an_upload_shows_how_far_it_is() -> None:
     assert shown.bytes_per_s == pytest.approx(1.5)
     transfers.end_upload()
     assert transfers.upload(now=8.0) is None
+
+
+def test_losses_of_another_model_are_forgotten() -> None:
+    """After a re-align the average begins anew: what was learned of the old weights says nothing."""
+    meter = LossMeter()
+    meter.add(9.0)
+    assert meter.value() == 9.0
+    meter.add(8.0)
+    meter.restart()
+    assert meter.value() is None
+    meter.add(2.0)
+    assert meter.value() == 2.0
