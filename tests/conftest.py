@@ -1,4 +1,4 @@
-"""What all tests share. Fixtures of one folder stand in that folder's conftest."""
+"""What all tests share, the servers among it: one of each kind serves a whole session."""
 
 from __future__ import annotations
 
@@ -6,6 +6,11 @@ import os
 
 import pytest
 from hypothesis import settings
+
+from tests.redis_servers import own_redis, redis_server, redis_url
+from tests.servers import moto_server, weed
+
+__all__ = ["moto_server", "own_redis", "redis_server", "redis_url", "weed"]
 
 # Processes that tests start inherit it: on a small machine one thread each is fastest.
 os.environ.setdefault("OMP_NUM_THREADS", "1")

@@ -10,10 +10,7 @@ from ddl.protocol.address import join_address
 from ddl.protocol.records import Fact, LearnerRecord
 from ddl.registry.coordinator import RedisCoordinator
 from ddl.registry.learner import RedisLearner
-from tests.redis_servers import own_redis, redis_server, redis_url
 from tests.views import learner, view
-
-__all__ = ["own_redis", "redis_server", "redis_url"]
 
 
 def publish(url: str, *, facts: tuple[Fact, ...] = ()) -> None:

@@ -17,7 +17,7 @@ from ddl.errors import ObjectNotFoundError
 from ddl.store.base import Body, Mode, Store
 from ddl.store.open_url import open_url
 from ddl.store.probe import probe_create_once
-from tests.servers import S3Server, moto_server, weed  # noqa: F401 - fixtures
+from tests.servers import S3Server
 
 PART_BYTES = 5 * 1024 * 1024
 

@@ -35,7 +35,7 @@ from ddl.store.probe import probe_create_once
 from ddl.store.retry import Retried, RetryPolicy, Stop
 from ddl.store.s3 import S3Store
 from tests.fault_proxy import Fault, FaultProxy
-from tests.servers import S3Server, moto_server, weed  # noqa: F401 - fixtures
+from tests.servers import S3Server
 
 MIB = 1024 * 1024
 PART_BYTES = 5 * MIB

@@ -26,11 +26,9 @@ from ddl.registry.coordinator import RedisCoordinator
 from ddl.store.open_url import open_url
 from tests.contract import registry_records as records
 from tests.fault_proxy import Fault, FaultProxy
-from tests.redis_servers import admin, own_redis, redis_server
-from tests.servers import BUCKET, CREDENTIALS, S3Server, moto_server, weed
+from tests.redis_servers import admin
+from tests.servers import BUCKET, CREDENTIALS, S3Server
 from tests.tcp_proxy import tcp_proxy
-
-__all__ = ["moto_server", "own_redis", "redis_server", "weed"]  # fixtures
 
 NOBODY = 65534
 ALWAYS = float("inf")

@@ -28,10 +28,8 @@ from ddl.store.open_url import open_url
 from ddl_cli import app
 from tests.coordinating import RUN, TASK, ScriptedLearner, options, running, write_run
 from tests.redis_servers import admin
-from tests.servers import S3Server, weed
+from tests.servers import S3Server
 from tests.stores import HookedStore
-
-__all__ = ["weed"]
 
 KEYS = ObjectKeys(RUN)
 COMMITS = 6

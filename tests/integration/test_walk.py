@@ -14,6 +14,10 @@ from ddl.embedded import EmbeddedRedis
 from tests.processes import Fleet, kill
 
 
+# many processes that each import torch: a busy machine takes its time
+pytestmark = pytest.mark.timeout(400)
+
+
 @pytest.fixture
 def fleet(tmp_path: Path, own_redis: EmbeddedRedis) -> Iterator[Fleet]:
     with Fleet(tmp_path, own_redis.url) as fleet:

@@ -11,11 +11,11 @@ from ddl.embedded import EmbeddedRedis
 from tests.fault_proxy import Fault, FaultProxy
 from tests.processes import Fleet, kill
 from tests.redis_servers import admin
-from tests.servers import S3Server, weed
-
-__all__ = ["weed"]
+from tests.servers import S3Server
 
 PASSWORD = "not-to-be-seen"
+
+pytestmark = pytest.mark.timeout(400)
 
 
 @pytest.fixture
