@@ -68,13 +68,13 @@ def clock() -> JumpingClock:
 
 
 @pytest.fixture
-def proxy(weed: S3Server) -> Iterator[FaultProxy]:  # noqa: F811 - the fixture
+def proxy(weed: S3Server) -> Iterator[FaultProxy]:
     with FaultProxy(weed.endpoint_url) as proxy:
         yield proxy
 
 
 @pytest.fixture
-def lenient_proxy(moto_server: S3Server) -> Iterator[FaultProxy]:  # noqa: F811 - the fixture
+def lenient_proxy(moto_server: S3Server) -> Iterator[FaultProxy]:
     """In front of moto, which does not check signatures, so headers can be taken away."""
     with FaultProxy(moto_server.endpoint_url) as proxy:
         yield proxy
@@ -102,7 +102,7 @@ def open_store(
 @pytest.fixture
 def store(
     proxy: FaultProxy,
-    weed: S3Server,  # noqa: F811 - the fixture
+    weed: S3Server,
     clock: JumpingClock,
     tmp_path: Path,
 ) -> Iterator[S3Store]:
@@ -114,7 +114,7 @@ def store(
 @pytest.fixture
 def lenient_store(
     lenient_proxy: FaultProxy,
-    moto_server: S3Server,  # noqa: F811 - the fixture
+    moto_server: S3Server,
     clock: JumpingClock,
     tmp_path: Path,
 ) -> Iterator[S3Store]:
@@ -202,7 +202,7 @@ def test_passing_failures_are_tried_again(
 
 def test_giving_up_says_why_and_retries_are_not_multiplied(
     proxy: FaultProxy,
-    weed: S3Server,  # noqa: F811 - the fixture
+    weed: S3Server,
     clock: JumpingClock,
 ) -> None:
     """When patience is over, one error names place, reason and tries; each try was one request."""
@@ -276,7 +276,7 @@ def test_cuts_in_parallel_pieces(store: S3Store, proxy: FaultProxy, tmp_path: Pa
 
 def test_a_stalled_download_is_cut_and_resumed(
     proxy: FaultProxy,
-    weed: S3Server,  # noqa: F811 - the fixture
+    weed: S3Server,
     clock: JumpingClock,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -363,7 +363,7 @@ def test_lost_race_behind_a_cut_connection(
     store: S3Store,
     proxy: FaultProxy,
     clock: JumpingClock,
-    weed: S3Server,  # noqa: F811 - the fixture
+    weed: S3Server,
     tmp_path: Path,
     num_bytes: int,
     same_size: bool,
@@ -393,7 +393,7 @@ def test_a_store_that_ignores_the_condition_is_found_out(
 
 def test_a_put_that_is_cut_off_leaves_nothing(
     store: S3Store,
-    weed: S3Server,  # noqa: F811 - the fixture
+    weed: S3Server,
     tmp_path: Path,
 ) -> None:
     """A writer that dies between the head and the end of its request leaves no empty object.
@@ -422,7 +422,7 @@ def test_a_put_that_is_cut_off_leaves_nothing(
 
 def test_expired_credentials_are_read_again(
     proxy: FaultProxy,
-    weed: S3Server,  # noqa: F811 - the fixture
+    weed: S3Server,
     clock: JumpingClock,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -486,7 +486,7 @@ def test_rotated_keys_are_tried_once_more(store: S3Store, proxy: FaultProxy) -> 
 
 def test_wrong_secret(
     proxy: FaultProxy,
-    weed: S3Server,  # noqa: F811 - the fixture
+    weed: S3Server,
     clock: JumpingClock,
 ) -> None:
     """A wrong secret is named as such by a real server, and never printed."""
@@ -501,7 +501,7 @@ def test_wrong_secret(
 
 def test_no_credentials(
     proxy: FaultProxy,
-    weed: S3Server,  # noqa: F811 - the fixture
+    weed: S3Server,
     clock: JumpingClock,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -527,7 +527,7 @@ def test_no_credentials(
 def test_denied_and_missing_bucket_are_told_apart(
     store: S3Store,
     proxy: FaultProxy,
-    weed: S3Server,  # noqa: F811 - the fixture
+    weed: S3Server,
     clock: JumpingClock,
 ) -> None:
     """A missing right names the rights; a missing bucket names the bucket. Neither is retried."""
@@ -595,7 +595,7 @@ def test_clock_skew_is_named(
 
 
 def test_a_store_that_refuses_sdk_checksums(
-    weed: S3Server,  # noqa: F811 - the fixture
+    weed: S3Server,
     clock: JumpingClock,
     tmp_path: Path,
 ) -> None:
@@ -632,7 +632,7 @@ def test_something_that_is_no_store(store: S3Store, proxy: FaultProxy) -> None:
     assert store.head("run/x") is None
 
 
-def test_nothing_listens(weed: S3Server, clock: JumpingClock) -> None:  # noqa: F811 - the fixture
+def test_nothing_listens(weed: S3Server, clock: JumpingClock) -> None:
     """An endpoint that nobody serves is named in the error."""
     with FaultProxy(weed.endpoint_url) as proxy:
         store = open_store(proxy, weed, clock, "nothing")
@@ -658,7 +658,7 @@ def make_certificate(folder: Path) -> tuple[Path, ssl.SSLContext]:
 
 
 def test_own_certificate_authority(
-    weed: S3Server,  # noqa: F811 - the fixture
+    weed: S3Server,
     clock: JumpingClock,
     tmp_path: Path,
 ) -> None:
@@ -679,7 +679,7 @@ def test_own_certificate_authority(
 
 
 def test_forward_proxy(
-    weed: S3Server,  # noqa: F811 - the fixture
+    weed: S3Server,
     proxy: FaultProxy,
     clock: JumpingClock,
     tmp_path: Path,
@@ -702,7 +702,7 @@ def test_forward_proxy(
 
 def test_close_ends_a_wait(
     proxy: FaultProxy,
-    weed: S3Server,  # noqa: F811 - the fixture
+    weed: S3Server,
 ) -> None:
     """A put that waits for another try ends with an error as soon as the store is closed."""
     waiting = threading.Event()
@@ -737,7 +737,7 @@ def test_close_ends_a_wait(
 def test_parts_of_a_failed_upload_are_removed(
     store: S3Store,
     proxy: FaultProxy,
-    weed: S3Server,  # noqa: F811 - the fixture
+    weed: S3Server,
     tmp_path: Path,
 ) -> None:
     """A failing part ends the upload and takes the others away; taken-back bytes are reported."""
@@ -783,7 +783,7 @@ store.put("run/x", bytes(20 * 2**20), progress=die)
 
 def test_sweep_removes_what_killed_writers_left(
     store: S3Store,
-    weed: S3Server,  # noqa: F811 - the fixture
+    weed: S3Server,
     tmp_path: Path,
 ) -> None:
     """Uploads of killed processes are not objects, are left alone while young, and then removed."""

@@ -13,7 +13,6 @@ from safetensors import safe_open
 from ddl.embedded import EmbeddedRedis
 from tests.processes import Fleet, kill
 
-
 # many processes that each import torch: a busy machine takes its time
 pytestmark = pytest.mark.timeout(400)
 
