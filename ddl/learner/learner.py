@@ -225,6 +225,7 @@ class Learner:
             fragment = staged[adoption.fragment]
             movement = self._movements[adoption.fragment]
             if adoption.realign:
+                self._shared.loss.restart()
                 values = movement.realign(fragment.parameters)
             else:
                 values = movement.adopt(
