@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ddl.learner import Learner
+    from ddl.learner.learner import Learner
     from ddl.task import Progress, StepResult, Task, TaskContext
 
 __version__ = "0.1.0"
@@ -21,7 +21,7 @@ __all__ = ["Learner", "Progress", "StepResult", "Task", "TaskContext"]
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    home = "ddl.learner" if name == "Learner" else "ddl.task"
+    home = "ddl.learner.learner" if name == "Learner" else "ddl.task"
     return getattr(import_module(home), name)
 
 

@@ -11,12 +11,16 @@ one. Independently, newer versions are staged in the background and adopted at a
 A pull holds until it is answered or the fragment's next round opens, even if its own round closes
 before. A learner whose step outlasts the rounds so hands in late, and is carried; it would else hit
 an open round by chance only, and some fragments never.
+
+A learner that is asked to leave takes no further step. It hands in unasked whatever has no
+contribution outstanding, waits for the receipts of the rest to hand that in too, and ends when
+nothing is left in u, or after `DRAIN_RATIO` of `drain_s`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 from ddl.config import Settings
 from ddl.protocol.records import (
@@ -35,6 +39,12 @@ from ddl.protocol.records import (
 
 UPLOADS_WAITING_MAX = 2
 """Snapshots that may wait for their upload; more would only queue stale work and memory."""
+
+DRAIN_RATIO: Final = 0.8
+"""Part of `drain_s` in which a leaving learner hands in; the rest is for ending."""
+
+UNASKED: Final = 0
+"""The launch number of what a leaving learner hands in without an open round; no round has it."""
 
 
 class Snapshot(NamedTuple):
@@ -171,6 +181,7 @@ class LearnerMachine:
         self._clock = 0.0
         self._clock_line = 0
         self._draining = False
+        self._draining_since: float | None = None
 
     # ---- told by the shell --------------------------------------------------------------------
 
@@ -278,13 +289,18 @@ class LearnerMachine:
         )
 
     def drain(self) -> None:
-        """Leave soon: the next boundary hands in everything that a round has asked for."""
+        """Leave as soon as everything trained is handed in. Safe to call in a signal handler."""
         self._draining = True
 
     # ---- asked by the shell -------------------------------------------------------------------
 
     def plan(self, now: float) -> Plan:
-        """What to do at this step boundary. Changes nothing: `begin` does."""
+        """What to do at this step boundary. Changes nothing: `begin` does.
+
+        Only the time that a leaving learner has begins to run with the first plan it asks for.
+        """
+        if self._draining and self._draining_since is None:
+            self._draining_since = now
         snapshots = self._snapshots()
         return Plan(
             snapshots=snapshots,
@@ -302,7 +318,7 @@ class LearnerMachine:
         for snapshot in plan.snapshots:
             track = self.tracks[snapshot.fragment]
             track.seq = snapshot.seq
-            track.launch = snapshot.launch
+            track.launch = max(track.launch, snapshot.launch)
             track.handed_in = snapshot.total
             track.in_u = Amount()
             amount = Amount(steps=snapshot.steps, tokens=snapshot.tokens)
@@ -415,6 +431,11 @@ class LearnerMachine:
     def draining(self) -> bool:
         return self._draining
 
+    def drain_left_s(self, now: float) -> float:
+        """Seconds left to hand in for a learner that leaves now, or has been leaving for a while."""
+        since = now if self._draining_since is None else self._draining_since
+        return max(0.0, since + DRAIN_RATIO * self.settings.liveness.drain_s - now)
+
     @property
     def fenced_by(self) -> int:
         """The newer incarnation of this id, 0 if there is none."""
@@ -426,29 +447,36 @@ class LearnerMachine:
         if not self.aligned:
             return ()
         room = UPLOADS_WAITING_MAX - sum(track.uploading for track in self.tracks)
-        due = [r for r in self.pulls.values() if self._may_hand_in(r)]
+        due = [p for p, track in enumerate(self.tracks) if self._may_hand_in(p, track)]
         # most overdue first: the fragment with the most steps not handed in
-        due.sort(key=lambda r: (-self.tracks[r.fragment].in_u.steps, r.launch))
-        return tuple(self._snapshot(r) for r in (due if self._draining else due[: max(0, room)]))
+        due.sort(
+            key=lambda p: (-self.tracks[p].in_u.steps, self._pull(p) == UNASKED, self._pull(p))
+        )
+        return tuple(self._snapshot(p) for p in (due if self._draining else due[: max(0, room)]))
 
-    def _may_hand_in(self, round_: Round) -> bool:
-        track = self.tracks[round_.fragment]
+    def _may_hand_in(self, fragment: int, track: Track) -> bool:
         return (
-            round_.line == self.line
-            and round_.launch > track.launch
+            (self._draining or self._pull(fragment) != UNASKED)
             and track.outstanding is None
             and not track.encoding
             and not track.uploading
             and track.in_u.steps >= 1
         )
 
-    def _snapshot(self, round_: Round) -> Snapshot:
-        track = self.tracks[round_.fragment]
+    def _pull(self, fragment: int) -> int:
+        """Launch number of the fragment's pull that is still to be answered, or `UNASKED`."""
+        pull = self.pulls.get(fragment)
+        if pull is None or pull.line != self.line or pull.launch <= self.tracks[fragment].launch:
+            return UNASKED
+        return pull.launch
+
+    def _snapshot(self, fragment: int) -> Snapshot:
+        track = self.tracks[fragment]
         return Snapshot(
-            fragment=round_.fragment,
+            fragment=fragment,
             seq=track.seq + 1,
             line=self.line,
-            launch=round_.launch,
+            launch=self._pull(fragment),
             oldest_base=track.oldest_base,
             held=self.held,
             held_digest=held_digest({p: t.hash for p, t in enumerate(self.tracks)}),
@@ -475,6 +503,8 @@ class LearnerMachine:
     def _pause(self, now: float) -> str:
         if self.head is not None and self.head.state == "paused":
             return "the run is paused"
+        if self._draining:
+            return "leaves once all it has trained is handed in"
         liveness = self.settings.liveness
         if (
             self._offline_since is not None
@@ -499,9 +529,15 @@ class LearnerMachine:
             and liveness.offline_action == "exit"
         ):
             return Stop("offline", f"no Redis for more than {liveness.max_offline_s:g} s")
-        if self._draining and not handing_in and not any(t.uploading for t in self.tracks):
+        if self._draining and not handing_in and self._is_drained(now):
             return Stop("drained", "asked to leave")
         return None
+
+    def _is_drained(self, now: float) -> bool:
+        """Whether a leaving learner has nothing left that it could hand in, or no time for it."""
+        left = self.aligned and any(track.in_u.steps for track in self.tracks)
+        uploading = any(track.uploading for track in self.tracks)
+        return not (left or uploading) or self.drain_left_s(now) <= 0
 
     # ---- following the log ----------------------------------------------------------------------
 

@@ -6,14 +6,12 @@ minutes, does not delay a beat.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 
 import msgspec
 
 from ddl.core.learner import LearnerMachine
 from ddl.errors import (
-    DdlError,
     ObjectNotFoundError,
     RefusedError,
     RegistryError,
@@ -22,6 +20,7 @@ from ddl.errors import (
 from ddl.learner.meters import rss_bytes
 from ddl.learner.session import Session
 from ddl.learner.shared import Shared
+from ddl.learner.worker import Worker
 from ddl.protocol.records import HandinId, LearnerRecord, LogRecord
 from ddl.protocol.wire import digest, parse
 from ddl.registry.base import settings_digest
@@ -30,7 +29,7 @@ LEAST_GAP_S = 0.02
 """Shortest time between two beats, however fast the news come."""
 
 
-class BeatThread(threading.Thread):
+class BeatThread(Worker):
     """Beats every `beat_s`, and at once when there is news.
 
     Args:
@@ -46,32 +45,27 @@ class BeatThread(threading.Thread):
         put_again: Callable[[HandinId], None],
         lr: Callable[[], float | None],
     ) -> None:
-        super().__init__(name="ddl-beat", daemon=True)
+        super().__init__("beat", shared)
         self._session = session
-        self._shared = shared
         self._put_again = put_again
         self._lr = lr
         self._quiet_since: float | None = None
         self._error = ""
 
-    def run(self) -> None:
-        shared = self._shared
-        try:
-            while not shared.leaving.is_set():
-                self._wait()
-                if not shared.leaving.is_set():
-                    self._beat_or_follow()
-        except DdlError as error:
-            shared.fail(error)
+    def work(self) -> None:
+        while not self._shared.leaving.is_set():
+            self._wait()
+            if not self._shared.leaving.is_set():
+                self._beat_or_follow()
 
     def record(self) -> LearnerRecord:
         """What to say of this learner now."""
         shared = self._shared
         now = self._session.clock.monotonic()
+        outage = self._session.store_outage
         loss = shared.loss.value()
         with shared.changed:
             machine = shared.machine
-            down_since = shared.store_down_since
             return msgspec.structs.replace(
                 self._session.record,
                 state=_state(machine),
@@ -92,8 +86,8 @@ class BeatThread(threading.Thread):
                 upload=shared.transfers.upload(now),
                 up_bytes=shared.transfers.up_bytes,
                 down_bytes=shared.transfers.down_bytes,
-                store_down_s=0.0 if down_since is None else now - down_since,
-                error=self._error,
+                store_down_s=outage.seconds,
+                error=self._error or outage.reason or "; ".join(shared.troubles.values()),
             )
 
     def leave(self, error: str) -> None:

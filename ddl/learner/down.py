@@ -6,7 +6,6 @@ one staged; whatever stands in the way of that, the whole version does.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 
 from ddl.codec.digest import sha256
@@ -14,28 +13,36 @@ from ddl.codec.fragment import PublishDtype, decode_fragment, version_metadata
 from ddl.codec.frame import Buffer
 from ddl.codec.step import rebuild_version
 from ddl.core.learner import Staged
-from ddl.errors import DdlError, IntegrityError, ObjectNotFoundError, StoreError, TaskError
+from ddl.errors import (
+    DdlError,
+    IntegrityError,
+    ObjectNotFoundError,
+    RegistryError,
+    StoreError,
+    TaskError,
+)
 from ddl.learner.bases import Bases
 from ddl.learner.session import Session
 from ddl.learner.shared import Shared, StagedFragment, backoff_s
+from ddl.learner.worker import Worker
 from ddl.protocol.records import FragmentState, ObjectRef, TensorSpec
 
 DAMAGED_MAX = 5
-"""Reads of a published version that may come out wrong before the learner gives up."""
+"""Wrong reads in a row of published versions after which a learner that joins gives up. One that
+trains goes on: the next version of that fragment will do."""
 
 
-class DownThread(threading.Thread):
+class DownThread(Worker):
     """Keeps the newest version of every fragment staged."""
 
     def __init__(self, session: Session, shared: Shared) -> None:
-        super().__init__(name="ddl-down", daemon=True)
+        super().__init__("down", shared)
         self._session = session
-        self._shared = shared
         self._damaged = 0
         by_steps = session.run.run.settings.codec.down == "int4-step"
         self._bases = Bases(session.spool.folder) if by_steps else None
 
-    def run(self) -> None:
+    def work(self) -> None:
         shared = self._shared
         attempt = 0
         try:
@@ -44,18 +51,12 @@ class DownThread(threading.Thread):
                 if state is None:
                     continue
                 try:
-                    self._stage(state)
+                    self._try_to_stage(state)
                     attempt = 0
-                except ObjectNotFoundError:
-                    self._reread(state)
-                    attempt += 1
-                except (StoreError, IntegrityError) as error:
+                except (StoreError, IntegrityError, RegistryError) as error:
                     attempt += 1
                     self._note_failure(state, error)
-                if attempt:
                     shared.leaving.wait(backoff_s(attempt))
-        except DdlError as error:
-            shared.fail(error)
         finally:
             if self._bases is not None:
                 self._bases.close()
@@ -67,6 +68,18 @@ class DownThread(threading.Thread):
             if not wanted:
                 self._shared.changed.wait(self._shared.machine.settings.liveness.beat_s)
             return wanted[0] if wanted else None
+
+    def _try_to_stage(self, state: FragmentState) -> None:
+        """Stage a version, or find that a newer one has taken its place."""
+        try:
+            self._stage(state)
+        except ObjectNotFoundError:  # replaced, and collected
+            states = self._session.registry.read_fragments()
+            with self._shared.changed:
+                self._shared.machine.on_fragments(states)
+            if state in states:
+                key = state.published.key
+                raise IntegrityError(f"{key} is not in {self._session.store.url}") from None
 
     def _stage(self, state: FragmentState) -> None:
         shared, p = self._shared, state.fragment
@@ -80,8 +93,9 @@ class DownThread(threading.Thread):
             shared.staged[p] = StagedFragment(fragment.weights, fragment.buffers)
             staged = Staged(state.version, state.line, state.published.sha256)
             shared.machine.on_staged(p, staged)
-            shared.store_down_since = None
+            shared.troubles.pop("down", None)
             shared.changed.notify_all()
+        self._session.store_outage.end()
         self._damaged = 0
 
     def _fetch(self, ref: ObjectRef) -> bytearray:
@@ -138,28 +152,21 @@ class DownThread(threading.Thread):
     def _specs(self, fragment: int) -> Sequence[TensorSpec]:
         return self._session.run.run.layout.by_fragment[fragment]
 
-    def _reread(self, state: FragmentState) -> None:
-        """The object is gone: a newer version has replaced it, and it was collected."""
-        states = self._session.registry.read_fragments()
-        if state in states:
-            self._note_failure(
-                state, IntegrityError(f"{state.published.key} is not in {self._session.store.url}")
-            )
-        with self._shared.changed:
-            self._shared.machine.on_fragments(states)
-
     def _note_failure(self, state: FragmentState, error: DdlError) -> None:
+        """Say it, and go on if it may mend itself."""
         shared = self._shared
         if isinstance(error, IntegrityError):
             self._damaged += 1
-            if self._damaged >= DAMAGED_MAX:
+            if self._damaged >= DAMAGED_MAX and not shared.machine.started:
                 raise error
+            with shared.changed:
+                shared.troubles["down"] = str(error)
         elif not error.retryable:
             raise error
-        else:
-            with shared.changed:
-                if shared.store_down_since is None:
-                    shared.store_down_since = self._session.clock.monotonic()
-        self._session.journal.tell(
-            "download.retried", f"fragment {state.fragment} v{state.version}: {error}"
+        elif isinstance(error, StoreError):
+            self._session.store_outage.begin(str(error))
+        self._session.journal.on_change(
+            "download",
+            "download.retried",
+            f"fragment {state.fragment} v{state.version}: {error}",
         )

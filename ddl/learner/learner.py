@@ -15,10 +15,10 @@ learner or the coordinator.
 
 from __future__ import annotations
 
-import time
+import threading
 from collections.abc import Iterable
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Final, Self
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -27,6 +27,7 @@ from ddl.core.learner import LearnerMachine, Plan, Stop
 from ddl.errors import DdlError, RegistryError
 from ddl.learner.beat import BeatThread
 from ddl.learner.claiming import ClaimThread, claim_for
+from ddl.learner.departure import Departed
 from ddl.learner.down import DownThread
 from ddl.learner.meters import LossMeter, StepClock, Transfers
 from ddl.learner.port import ModelPort
@@ -36,6 +37,9 @@ from ddl.learner.up import Taken, UpThread
 from ddl.learner.warm import WarmState
 from ddl.merge.movement import Movement
 from ddl.task import Progress
+
+THREADS_END_S: Final = 5.0
+"""Longest wait for threads of a learner that leaves; a call to Redis under way takes 2.5 s at most."""
 
 
 class Learner:
@@ -76,6 +80,7 @@ class Learner:
             session, self._shared, put_again=self._up.put_again, lr=self._learning_rate
         )
         self._up.inherit()
+        self._closed = False
         for thread in (self._up, self._beat):
             thread.start()
 
@@ -176,15 +181,13 @@ class Learner:
             shared.loss.add(loss)
         with shared.changed:
             shared.machine.on_step(tokens, applied=applied)
-            plan = shared.machine.plan(now)
-            staged = self._begin(plan)
         if applied:
             shared.clock.applied(now)
-        self._carry_out(plan, staged)
+        plan = self._do_what_is_due()
         if self._warm is not None and self._warm.is_due(now):
             self._keep_warm(self._warm)
-        if plan.pause:
-            self._pause()
+        if plan.pause and plan.stop is None:
+            self._stand_still()
         shared.clock.leave(self._now())
         return self.progress
 
@@ -205,18 +208,23 @@ class Learner:
         """Whether the loop should end: the run is over, or this learner is to leave."""
         return self.stop is not None
 
-    def _begin(self, plan: Plan) -> dict[int, StagedFragment]:
-        """Book the plan and take what it adopts off the stage. Lock held."""
-        self._shared.machine.begin(plan)
-        return {a.fragment: self._shared.staged.pop(a.fragment) for a in plan.adoptions}
-
-    def _carry_out(self, plan: Plan, staged: dict[int, StagedFragment]) -> None:
+    def _do_what_is_due(self) -> Plan:
+        """Hand in and adopt; return the plan that was carried out."""
         assert self._port is not None, "step() before attach()"
+        with self._shared.changed:
+            plan = self._shared.machine.plan(self._now())
+            staged = self._begin(plan)
         for snapshot in plan.snapshots:
             self._up.take(Taken(snapshot, self._port.read(snapshot.fragment)))
         self._adopt(plan, staged)
         if plan.stop is not None:
             self.stop = plan.stop
+        return plan
+
+    def _begin(self, plan: Plan) -> dict[int, StagedFragment]:
+        """Book the plan and take what it adopts off the stage. Lock held."""
+        self._shared.machine.begin(plan)
+        return {a.fragment: self._shared.staged.pop(a.fragment) for a in plan.adoptions}
 
     def _adopt(self, plan: Plan, staged: dict[int, StagedFragment]) -> None:
         assert self._port is not None
@@ -236,18 +244,19 @@ class Learner:
                 )
             self._port.assign({**values, **fragment.buffers})
 
-    def _pause(self) -> None:
-        """Stand still until there is no more reason to; beats go on."""
+    def _stand_still(self) -> None:
+        """Take no step until there is no more reason for it; beats, hand-ins and adoptions go on."""
         shared = self._shared
         started = self._now()
-        with shared.changed:
-            while True:
-                shared.raise_fatal()
+        while True:
+            shared.raise_fatal()
+            with shared.changed:
                 plan = shared.machine.plan(self._now())
-                if not plan.pause or plan.stop is not None:
-                    self.stop = plan.stop
-                    break
-                shared.changed.wait(shared.machine.settings.liveness.beat_s)
+                if plan.pause and not (plan.snapshots or plan.adoptions or plan.stop):
+                    shared.changed.wait(shared.machine.settings.liveness.beat_s)
+            plan = self._do_what_is_due()
+            if plan.stop is not None or not plan.pause:
+                break
         shared.clock.pause(self._now() - started)
 
     # ---- across lives ---------------------------------------------------------------------------
@@ -278,42 +287,58 @@ class Learner:
     # ---- leaving --------------------------------------------------------------------------------
 
     def drain(self) -> None:
-        """Ask to leave: the next boundaries hand in what they can, then `should_stop` is set.
+        """Ask to leave: the next `step` hands in all that was trained, then `should_stop` is set.
 
-        Safe to call from a signal handler.
+        It may stand still meanwhile, for less than `drain_s`. Safe to call from a signal handler.
         """
         self._shared.machine.drain()
 
     def close(self, *, error: str = "") -> None:
         """Leave the run: finish uploads within `drain_s`, say goodbye, end all threads.
 
-        `error` is shown to people as the reason. Can be called more than once.
+        `error` is shown to people as the reason; uploads are then given up at once, and wait in
+        the spool for the next life of this id. Can be called more than once.
         """
-        shared = self._shared
-        if shared.leaving.is_set():
+        if self._closed:
             return
-        drain_s = shared.machine.settings.liveness.drain_s
-        if self._warm is not None and shared.machine.aligned and not error:
+        self._closed = True
+        machine = self._shared.machine
+        goes_well = machine.aligned and not error
+        if self._warm is not None and goes_well:
             self._keep_warm(self._warm)
         if self._claiming is not None:
-            self._claiming.finish(handed_in=shared.machine.aligned and not error)
+            self._claiming.finish(handed_in=goes_well)
         self._up.finish()
-        self._up.join(timeout=drain_s if not error else 1.0)
+        self._up.join(timeout=max(0.5, 0.0 if error else machine.drain_left_s(self._now())))
+        self._join(self._claiming)
+        self.say_goodbye(error)
+        self._join(self._up, self._down)
+        self._session.close()
+
+    def say_goodbye(self, error: str = "") -> None:
+        """Tell the run that this incarnation has ended; in any thread, and more than once if need be.
+
+        What is being uploaded is cut off: it is whole in the store or not there.
+        """
+        shared, session = self._shared, self._session
         shared.leaving.set()
-        self._session.registry.interrupt()
+        session.registry.interrupt()
+        session.store.close()
         with shared.changed:
             shared.changed.notify_all()
-        deadline = time.monotonic() + 5.0
-        for thread in (self._up, self._beat, self._down, self._claiming):
-            if thread is not None and thread.ident is not None:
-                thread.join(timeout=max(0.1, deadline - time.monotonic()))
+        self._join(self._beat)  # or it would say that we are here
         try:
             self._beat.leave(error)
         except RegistryError as failure:
-            self._session.journal.tell("learner.left_silently", str(failure))
+            session.journal.tell("learner.left_silently", str(failure))
         except DdlError as failure:  # fenced: the id is somebody else's now
-            self._session.journal.tell("learner.fenced", str(failure))
-        self._session.close()
+            session.journal.tell("learner.fenced", str(failure))
+
+    def _join(self, *threads: threading.Thread | None) -> None:
+        deadline = self._now() + THREADS_END_S
+        for thread in threads:
+            if thread is not None and thread.ident is not None:
+                thread.join(timeout=max(0.1, deadline - self._now()))
 
     def __enter__(self) -> Self:
         return self
@@ -324,7 +349,8 @@ class Learner:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.close(error=f"{kind.__name__}: {error}" if kind is not None else "")
+        failed = kind is not None and not issubclass(kind, Departed)
+        self.close(error=f"{kind.__name__}: {error}" if kind is not None and failed else "")
 
     # ---- small things ---------------------------------------------------------------------------
 

@@ -16,6 +16,8 @@ from ddl.protocol.records import Upload
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from ddl.clock import Clock
+
 
 class LossMeter:
     """The recent training loss, without a device sync in the training thread.
@@ -128,6 +130,32 @@ class Transfers:
             done = min(size, self.up_bytes - before)
             rate = done / max(now - started_at, 1e-6)
             return Upload(bytes=size, done_bytes=done, bytes_per_s=rate)
+
+
+class Outage:
+    """Since when a service has not done what was asked of it, and why. Any thread may tell."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.reason = ""
+        self._clock = clock
+        self._since: float | None = None
+
+    def begin(self, reason: str) -> None:
+        """It has failed once more; the outage is as old as its first failure."""
+        if self._since is None:
+            self._since = self._clock.monotonic()
+        self.reason = reason
+
+    def end(self) -> None:
+        """It works."""
+        self._since = None
+        self.reason = ""
+
+    @property
+    def seconds(self) -> float:
+        """How long it lasts by now, 0 for none."""
+        since = self._since
+        return 0.0 if since is None else self._clock.monotonic() - since
 
 
 def rss_bytes() -> int:

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import hashlib
-import signal
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from traceback import extract_tb
-from types import FrameType
 from typing import Any, Literal
 
 import torch
 
 from ddl.config import Scalar
 from ddl.errors import ConfigError, DdlError, RefusedError, TaskError, TrainingError
+from ddl.learner.departure import Departure
 from ddl.learner.learner import Learner
 from ddl.learner.session import JoinOptions, Session, open_session
 from ddl.task import Task, TaskContext, load_task, task_digest
@@ -42,23 +41,24 @@ class TaskOptions:
     max_steps: int | None = None
 
 
-def run_task(join: JoinOptions, options: TaskOptions) -> Ended:
+def run_task(join: JoinOptions, options: TaskOptions, departure: Departure) -> Ended:
     """Join, build the task, train until the run ends, and leave.
 
-    SIGTERM drains: what can be handed in is, then the learner leaves.
-    Raises: DdlError for everything that is wrong with addresses, settings, task or run. What the
-        task's code raises while it trains is a TrainingError, after a clean leave.
+    Raises: Departed when SIGTERM came before training began. DdlError for everything that is wrong
+        with addresses, settings, task or run. What the task's code raises while it trains is a
+        TrainingError, after a clean leave.
     """
     if options.threads is not None:
         torch.set_num_threads(options.threads)
     device = choose_device(options.device)
     digest = task_digest(options.task)  # before anything is taken: a missing file joins nothing
     session = open_session(_with_device(join, device))
-    learner = Learner(session)
-    with learner, _drain_on_sigterm(learner):
+    with Learner(session) as learner:
+        departure.joined(learner.say_goodbye, drain_s=session.run.settings.liveness.drain_s)
         _compare_digest(session, digest, options.task)
         task = load_task(options.task, _context(session, options, device))
         learner.attach(task.model, task.optimizer, task.batches)
+        departure.training(learner.drain)
         with _task_errors(options.task):
             _train(learner, task, options.max_steps)
         return _ended(learner)
@@ -189,15 +189,3 @@ def _ended(learner: Learner) -> Ended:
     if learner.stop.kind == "fenced" or learner.stop.kind == "kicked":
         raise RefusedError(f"learner {learner.id!r} has to leave: {learner.stop.reason}")
     return learner.stop.kind
-
-
-@contextmanager
-def _drain_on_sigterm(learner: Learner) -> Iterator[None]:
-    def drain(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
-        learner.drain()
-
-    before = signal.signal(signal.SIGTERM, drain)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

@@ -14,6 +14,7 @@ import sys
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 import msgspec
 
@@ -23,9 +24,10 @@ from ddl.errors import (
     AddressError,
     ObjectNotFoundError,
     RefusedError,
-    RegistryUnavailableError,
+    RegistryError,
 )
 from ddl.journal import Journal
+from ddl.learner.meters import Outage
 from ddl.learner.spool import Spool
 from ddl.names import check_learner_id
 from ddl.places import spool_root
@@ -37,7 +39,11 @@ from ddl.registry.base import LearnerRegistry
 from ddl.registry.learner import RedisLearner
 from ddl.store.base import Store
 from ddl.store.open_url import open_url
+from ddl.store.retry import Retried
 from ddl.store.search import last_present
+
+HICCUP_TRIES: Final = 2
+"""Failures in a row of one request to the store that are nothing to speak of."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +82,7 @@ class Session:
     incarnation: int
     registry: LearnerRegistry
     store: Store
+    store_outage: Outage
     keys: ObjectKeys
     spool: Spool
     clock: Clock
@@ -88,7 +95,7 @@ class Session:
     def tell(self, name: str, text: str, **fields: object) -> None:
         """Say a fact on stderr and, if Redis answers, in the run's events."""
         self.journal.tell(name, text, **fields)
-        with suppress(RegistryUnavailableError):
+        with suppress(RegistryError):
             self.registry.tell([Fact(at=self.server.now(), name=name, text=text, fields=fields)])
 
     def close(self) -> None:
@@ -116,14 +123,24 @@ def open_session(options: JoinOptions, *, clock: Clock | None = None) -> Session
             f"Redis at {safe_url(redis_url)} does not know the run {run!r}",
             hint="Start its coordinator first: ddl coordinator start RUN.toml",
         )
+    outage = Outage(clock)
+
+    def on_retry(retried: Retried) -> None:
+        if retried.attempt > HICCUP_TRIES:
+            outage.begin(f"cannot {retried.what}: {retried.error}")
+
     store = open_url(
         options.store or entry.store_url,
         settings=entry.run.settings.store,
         up_mbit=options.up_mbit,
         down_mbit=options.down_mbit,
+        on_retry=on_retry,
     )
     keys = ObjectKeys(run)
     _check_store(store, keys, entry)
+    spool = Spool(
+        options.spool or spool_root(), run=run, lineage=entry.run.lineage, learner=learner
+    )
     incarnation = _take_incarnation(store, keys, learner)
     record = LearnerRecord(
         id=learner,
@@ -142,10 +159,9 @@ def open_session(options: JoinOptions, *, clock: Clock | None = None) -> Session
         incarnation=incarnation,
         registry=registry,
         store=store,
+        store_outage=outage,
         keys=keys,
-        spool=Spool(
-            options.spool or spool_root(), run=run, lineage=entry.run.lineage, learner=learner
-        ),
+        spool=spool,
         clock=clock,
         server=server,
         journal=options.journal or Journal(sys.stderr),

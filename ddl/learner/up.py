@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import queue
-import threading
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -12,11 +11,12 @@ import msgspec
 from ddl.codec.codecs import CODECS
 from ddl.codec.contribution import encode_contribution
 from ddl.core.learner import Snapshot
-from ddl.errors import DdlError, RegistryError, StoreError, TaskError
+from ddl.errors import RegistryError, StoreError, TaskError
 from ddl.learner.port import Copy
 from ddl.learner.session import Session
 from ddl.learner.shared import Shared, backoff_s
 from ddl.learner.warm import WarmState
+from ddl.learner.worker import Worker
 from ddl.merge.movement import Movement
 from ddl.protocol.records import NO_PAYLOAD, Handin, HandinId, ObjectRef, TensorSpec
 from ddl.store.base import Body
@@ -32,13 +32,12 @@ class Taken(NamedTuple):
     copy: Copy
 
 
-class UpThread(threading.Thread):
+class UpThread(Worker):
     """Works through snapshots in order; what is stored already can be put again on request."""
 
     def __init__(self, session: Session, shared: Shared, movements: Sequence[Movement]) -> None:
-        super().__init__(name="ddl-up", daemon=True)
+        super().__init__("up", shared)
         self._session = session
-        self._shared = shared
         self._movements = movements
         self._queue: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._buffer = bytearray()
@@ -83,12 +82,9 @@ class UpThread(threading.Thread):
         """Make the thread end once its queue is empty."""
         self._queue.put(None)
 
-    def run(self) -> None:
-        try:
-            while (work := self._queue.get()) is not None:
-                work()
-        except DdlError as error:
-            self._shared.fail(error)
+    def work(self) -> None:
+        while (work := self._queue.get()) is not None:
+            work()
 
     # ---- one contribution -----------------------------------------------------------------------
 
@@ -151,16 +147,22 @@ class UpThread(threading.Thread):
 
     def _keep(self, handin: Handin, payload: memoryview) -> None:
         """Spool it; a full disk holds up this thread alone, and only until there is room."""
-        attempt = 0
+        troubles, attempt = self._shared.troubles, 0
         while True:
             try:
                 self._session.spool.keep(handin, payload)
-                return
             except StoreError as error:
                 attempt += 1
-                self._session.journal.tell("spool.full", str(error))
+                self._session.journal.on_change("spool", "spool.full", str(error))
+                with self._shared.changed:
+                    troubles["spool"] = str(error)
                 if self._shared.leaving.wait(backoff_s(attempt)):
                     return
+            else:
+                self._session.journal.forget("spool")
+                with self._shared.changed:
+                    troubles.pop("spool", None)
+                return
 
     def _repeat(self, handin: Handin) -> None:
         """Put a spooled payload (again), and announce it (again)."""
@@ -206,13 +208,10 @@ class UpThread(threading.Thread):
                 if not error.retryable:
                     raise
                 attempt += 1
-                with shared.changed:
-                    if shared.store_down_since is None:
-                        shared.store_down_since = self._session.clock.monotonic()
-                self._session.journal.tell("upload.retried", f"{handin.id}: {error}")
+                self._session.store_outage.begin(str(error))
+                self._session.journal.on_change("upload", "upload.retried", f"{handin.id}: {error}")
                 if shared.leaving.wait(backoff_s(attempt)):
                     return False
             else:
-                with shared.changed:
-                    shared.store_down_since = None
+                self._session.store_outage.end()
                 return True

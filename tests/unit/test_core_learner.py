@@ -9,7 +9,7 @@ import pytest
 
 from ddl.config import AdoptSettings, LivenessSettings, Settings, StopSettings
 from ddl.core.invariants import check_learner
-from ddl.core.learner import LearnerMachine, Staged
+from ddl.core.learner import UNASKED, LearnerMachine, Staged
 from ddl.protocol.records import (
     Amount,
     BeatReply,
@@ -388,18 +388,57 @@ def test_reasons_to_stop(changes: dict[str, Any], kind: str, reason: str) -> Non
     assert reason in stop.reason
 
 
-def test_a_drain_ends_when_all_is_handed_in() -> None:
-    """Not while something is being uploaded."""
+def test_who_leaves_hands_in_unasked_what_it_has() -> None:
+    """What a round has asked for is labelled with it; the rest is handed in without an open round."""
     learner = aligned()
     steps(learner, 2)
     learner.on_beat(reply(rounds=(open_round(0, 7),), order=Order(kind="drain", incarnation=2)))
     plan = learner.plan(100.0)
-    assert plan.snapshots
+    assert [(s.fragment, s.launch, s.steps) for s in plan.snapshots] == [(0, 7, 2), (1, UNASKED, 2)]
     assert plan.stop is None
     learner.begin(plan)
-    assert learner.plan(100.0).stop is None
-    learner.on_encoded(0)
-    learner.on_announced(0)
+    assert learner.plan(100.0).stop is None, "still uploading"
+    for fragment in (0, 1):
+        learner.on_encoded(fragment)
+        learner.on_announced(fragment)
+    stop = learner.plan(100.0).stop
+    assert stop is not None
+    assert stop.kind == "drained"
+
+
+def test_who_leaves_waits_for_receipts_to_hand_in_the_rest() -> None:
+    """It stands still meanwhile: what it trained on now would be lost. Without a receipt it goes
+    when its time is over."""
+    learner = aligned(liveness=LivenessSettings(drain_s=10.0))
+    steps(learner, 2)
+    learner.on_beat(reply(rounds=(open_round(0, 7), open_round(1, 8))))
+    learner.begin(learner.plan(100.0))
+    for fragment in (0, 1):
+        learner.on_encoded(fragment)
+        learner.on_announced(fragment)
+    steps(learner, 3)
+    learner.drain()
+    plan = learner.plan(200.0)
+    assert (plan.snapshots, plan.stop) == ((), None)
+    assert plan.pause
+    learner.on_beat(reply(receipts=(receipt(1, 1),)))
+    plan = learner.plan(201.0)
+    assert [(s.fragment, s.launch, s.steps) for s in plan.snapshots] == [(1, UNASKED, 3)]
+    learner.begin(plan)
+    learner.on_encoded(1)
+    learner.on_announced(1)
+    assert learner.plan(207.9).stop is None, "the receipt of fragment 0 may still come"
+    stop = learner.plan(208.0).stop
+    assert stop is not None
+    assert stop.kind == "drained"
+
+
+def test_who_leaves_without_the_runs_model_goes_at_once() -> None:
+    """What was trained on a model given up is thrown away in any case."""
+    learner = aligned()
+    steps(learner, 2)
+    learner.on_beat(reply(order=Order(kind="realign", incarnation=2)))
+    learner.drain()
     stop = learner.plan(100.0).stop
     assert stop is not None
     assert stop.kind == "drained"

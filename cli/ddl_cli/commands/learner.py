@@ -7,6 +7,7 @@ from typing import Annotated, Final
 
 import typer
 
+from ddl.learner.departure import Departed, Departure
 from ddl_cli.arguments import key_values, scalar
 from ddl_cli.exits import Exit
 from ddl_cli.resolve import RedisOption
@@ -73,19 +74,26 @@ def join(
     Ctrl-C leaves at once; SIGTERM hands in what is done and leaves (exit code 75).
     """
     args = {k: scalar(v) for k, v in key_values(arg or [], option="--arg").items()}
-    from ddl.learner.run import TaskOptions, run_task
-    from ddl.learner.session import JoinOptions
+    try:
+        with Departure() as departure:  # before torch is imported, which takes seconds
+            from ddl.learner.run import TaskOptions, run_task
+            from ddl.learner.session import JoinOptions
 
-    ended = run_task(
-        JoinOptions(
-            address=address,
-            redis=redis,
-            learner=learner,
-            store=store,
-            takeover=takeover,
-            up_mbit=up_mbit,
-            down_mbit=down_mbit,
-        ),
-        TaskOptions(task=task, args=args, device=device, threads=threads, max_steps=max_steps),
-    )
+            ended = run_task(
+                JoinOptions(
+                    address=address,
+                    redis=redis,
+                    learner=learner,
+                    store=store,
+                    takeover=takeover,
+                    up_mbit=up_mbit,
+                    down_mbit=down_mbit,
+                ),
+                TaskOptions(
+                    task=task, args=args, device=device, threads=threads, max_steps=max_steps
+                ),
+                departure,
+            )
+    except Departed:
+        raise typer.Exit(Exit.START_AGAIN) from None
     raise typer.Exit(_EXITS[ended])
