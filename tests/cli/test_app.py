@@ -9,7 +9,7 @@ import pytest
 
 import ddl
 import ddl.errors
-from ddl.errors import ConfigError, DdlError, StoreUnavailableError, TrainingError, TrainingError
+from ddl.errors import ConfigError, DdlError, StoreUnavailableError, TrainingError
 from ddl_cli import app
 from ddl_cli.exits import Exit, exit_code
 
