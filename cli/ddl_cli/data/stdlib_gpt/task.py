@@ -6,7 +6,7 @@
 Arguments, from `[task.args]` of run.toml or `--arg` of one machine (the model's own, marked M, must
 be the same everywhere):
 
-    data      a text file to train on instead of the standard library
+    data      a text file to train on instead of the standard library, the same at every learner
     width     M  channels, a multiple of 32
     depth     M  transformer blocks
     context   M  bytes that the model sees at once
@@ -20,7 +20,7 @@ Shapes: B windows, T bytes of a window, C channels, H heads, V = 256 byte values
 from __future__ import annotations
 
 import sysconfig
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - its usual name
 
 import ddl
+from ddl.data import Units
 
 DEFAULTS: dict[str, int | float | str] = {
     "data": "",
@@ -42,6 +43,7 @@ DEFAULTS: dict[str, int | float | str] = {
 VOCAB = 256
 HEAD_WIDTH = 32
 HELD_OUT_WINDOWS = 512
+UNIT_WINDOWS = 1024  # learners claim the text by so many windows at a time
 
 
 class Block(nn.Module):
@@ -97,43 +99,19 @@ def loss(model: nn.Module, windows: Tensor) -> Tensor:
 
 
 class Windows:
-    """Batches (B, T + 1) of a text: every window once, in an order of this learner's own.
+    """A text (bytes,) uint8 as a map-style dataset of windows (T + 1,), each byte an input once."""
 
-    The order follows from the seed and from how often the text has been read. Seed and position
-    are the state, so that a learner that comes back goes on where it stopped.
-    Raises: ValueError when the text is too short for one batch.
-    """
-
-    def __init__(self, text: Tensor, *, context: int, batch: int, seed: int) -> None:
-        self._text = text  # (number of bytes,) uint8
+    def __init__(self, text: Tensor, context: int) -> None:
+        self._text = text
         self._context = context
-        self._batch = batch
-        self._num_windows = (len(text) - 1) // context
-        self._state = {"seed": seed, "epoch": 0, "batch": 0}
-        if self._num_windows < batch:
-            raise ValueError(
-                f"a text of {len(text)} bytes has no {batch} windows of {context} bytes"
-            )
+        self.fingerprint = f"{len(text)} bytes by {context}"
 
-    def __iter__(self) -> Iterator[Tensor]:
-        """The rest of this pass over the text; the next call begins the next pass."""
-        state = self._state
-        order = torch.Generator().manual_seed((state["seed"] * 1_000_003 + state["epoch"]) % 2**63)
-        starts = torch.randperm(self._num_windows, generator=order) * self._context
-        offsets = torch.arange(self._context + 1)
-        for first in range(
-            state["batch"] * self._batch, self._num_windows - self._batch + 1, self._batch
-        ):
-            state["batch"] += 1  # before the yield: who has the batch has consumed it
-            yield self._text[starts[first : first + self._batch, None] + offsets].long()
-        state["epoch"] += 1
-        state["batch"] = 0
+    def __len__(self) -> int:
+        return (len(self._text) - 1) // self._context
 
-    def state_dict(self) -> dict[str, int]:
-        return dict(self._state)
-
-    def load_state_dict(self, state: Mapping[str, int]) -> None:
-        self._state.update(state)
+    def __getitem__(self, index: int) -> Tensor:
+        first = index * self._context
+        return self._text[first : first + self._context + 1].long()
 
 
 def read_text(data: str) -> tuple[Tensor, Tensor]:
@@ -205,7 +183,12 @@ def build(ctx: ddl.TaskContext) -> ddl.Task:
     return ddl.Task(
         model=model,
         optimizer=torch.optim.AdamW(model.parameters(), lr=args["lr"], betas=(0.9, 0.95)),
-        batches=Windows(train, context=args["context"], batch=args["batch"], seed=ctx.data_seed),
+        batches=Units(
+            Windows(train, args["context"]),
+            unit_size=UNIT_WINDOWS,
+            batch_size=args["batch"],
+            seed=ctx.seed,
+        ),
         loss=lambda model, batch: loss(model, batch.to(ctx.device)),
         tokens=lambda batch: batch.shape[0] * (batch.shape[1] - 1),
         lr_factor=lr_factor,
