@@ -12,6 +12,8 @@ from torch import Tensor
 from ddl.codec.codecs import CODECS
 from ddl.codec.contribution import encode_contribution
 from ddl.codec.digest import sha256
+from ddl.codec.fragment import decode_fragment, version_metadata
+from ddl.codec.step import rebuild_version
 from ddl.core import events as e
 from ddl.core.invariants import check_learner
 from ddl.core.learner import LearnerMachine, Plan, Snapshot, Staged
@@ -41,6 +43,8 @@ class Learner:
         stage_s: seconds to stage one version of one fragment.
         decoded: by tensor, the fp64 sum of all that a reader decodes of what was handed in.
         handins: all that was handed in, as announced.
+        bases: by fragment, the published bytes of the version staged last.
+        steps_taken: versions that were had by their step objects.
         clock: what it took for the run's progress, at every step boundary.
     """
 
@@ -69,6 +73,8 @@ class Learner:
         )
         self.movements = [Movement(specs) for specs in run.layout.by_fragment]
         self.staged: dict[int, dict[str, Tensor]] = {}
+        self.bases: dict[int, bytes] = {}
+        self.steps_taken = 0
         self.stored: dict[HandinId, Handin] = {}
         self.spool: dict[HandinId, bytes] = {}
         self.last_handed_in: dict[int, Amount] = {}
@@ -246,9 +252,19 @@ class Learner:
 
     def _staged(self, state: FragmentState) -> None:
         self._staging = False
-        data = self.run.services.objects[state.published.key]
-        self.staged[state.fragment] = self.run.weights(state.fragment, state.published)
-        self.machine.on_staged(state.fragment, Staged(state.version, state.line, sha256(data)))
+        p, run = state.fragment, self.run
+        specs, dtype = run.layout.by_fragment[p], run.record.settings.fragments.publish_dtype
+        if state.step is not None and self.machine.takes_step(state):
+            metadata = version_metadata("fragment", run.record.name, p, state.version)
+            step = run.services.objects[state.step.key]
+            data = bytes(rebuild_version(self.bases[p], step, specs, dtype, metadata).buffer)
+            self.steps_taken += 1
+        else:
+            data = run.services.objects[state.published.key]
+        assert sha256(data) == state.published.sha256
+        self.bases[p] = data
+        self.staged[p] = dict(decode_fragment(bytearray(data), specs, dtype).weights)
+        self.machine.on_staged(p, Staged(state.version, state.line, sha256(data)))
         self._stage()
         self._check()
 

@@ -13,15 +13,15 @@ fails unless a test asks for it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import cast
 
 import msgspec
 import torch
 from torch import Tensor
 
 from ddl import config
-from ddl.codec.digest import sha256
-from ddl.codec.fragment import decode_fragment, encode_fragment
 from ddl.config import FragmentSettings, RoundSettings, Section, Settings
+from ddl.coordinator.payloads import Payloads
 from ddl.core import events as e
 from ddl.core.invariants import check
 from ddl.core.log import LogState
@@ -29,11 +29,12 @@ from ddl.merge.layout import TensorInfo, plan_layout
 from ddl.protocol import wire
 from ddl.protocol.keys import ObjectKeys
 from ddl.protocol.records import Amount, LogRecord, ObjectRef, Receipt, RunRecord
+from ddl.store.base import Store
 from tests.lockstep.coordinator import Coordinator
 from tests.lockstep.learner import Learner
 from tests.lockstep.scripted import Scripted
 from tests.lockstep.tasks import NumericTask
-from tests.lockstep.world import Books, Services, Time
+from tests.lockstep.world import Books, ObjectStore, Services, Time
 
 LINEAGE = "lineage"
 
@@ -79,6 +80,8 @@ class Run:
             method=settings.merge.method,
             every_steps=settings.round.every_steps,
         )
+        objects = cast("Store", ObjectStore(self.services.objects))
+        self.payloads = Payloads(objects, settings.run.name, self.layout, settings)
         given = start or {}
         refs = []
         for fragment, specs in enumerate(self.layout.by_fragment):
@@ -86,7 +89,7 @@ class Run:
                 s.name: given.get(s.name, torch.zeros(s.shape)).detach().clone().float()
                 for s in specs
             }
-            refs.append(self.publish(settings, fragment, 0, values))
+            refs.append(self.payloads.put_fragment(fragment, 0, values, {}))
         self.record = RunRecord(
             ddl_version="0",
             name=settings.run.name,
@@ -183,22 +186,7 @@ class Run:
         return values
 
     def weights(self, fragment: int, ref: ObjectRef) -> dict[str, Tensor]:
-        dtype = self.record.settings.fragments.publish_dtype
-        data = bytearray(self.services.objects[ref.key])
-        return dict(decode_fragment(data, self.layout.by_fragment[fragment], dtype).weights)
-
-    def publish(
-        self, settings: Settings, fragment: int, version: int, weights: Mapping[str, Tensor]
-    ) -> ObjectRef:
-        dtype = settings.fragments.publish_dtype
-        specs = self.layout.by_fragment[fragment]
-        encoded = encode_fragment(specs, weights, {}, dtype, b"{}")
-        return self.put(self.keys.fragment(fragment, version, encoded.sha256), encoded.buffer)
-
-    def put(self, key: str, data: memoryview | bytes) -> ObjectRef:
-        body = bytes(data)
-        assert self.services.objects.setdefault(key, body) == body, f"{key} was written twice"
-        return ObjectRef(key=key, bytes=len(body), sha256=sha256(body))
+        return dict(self.payloads.fragment(fragment, ref).weights)
 
     def check_ledger(self) -> None:
         """Last reported == settled + outstanding, over the wire (design 7)."""

@@ -36,7 +36,7 @@ def state_of(run: Run) -> dict[str, torch.Tensor]:
     assert run.coordinator is not None
     tensors = dict(run.model())
     for fragment, head in enumerate(run.log.fragments):
-        _, momentum = run.coordinator.base(fragment, head)
+        momentum = run.coordinator.base(fragment, head).momentum
         tensors |= {f"{name}|momentum": value for name, value in (momentum or {}).items()}
     return tensors
 

@@ -108,18 +108,21 @@ def test_constant_gradients_equal_the_closed_form(num_fragments: int, method: st
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("codec", ["fp32", "bf16", "int8", "int4"])
+@pytest.mark.parametrize(
+    ("codec", "down"),
+    [("fp32", "full"), ("bf16", "full"), ("int8", "full"), ("int4", "full"), ("int4", "int4-step")],
+)
 @pytest.mark.parametrize(("dtype", "publish"), [("float32", "float32"), ("bfloat16", "bfloat16")])
 @ONE_AND_MANY
 def test_null_learners_leave_the_model_bit_equal(
-    num_fragments: int, mode: str, codec: str, dtype: str, publish: str
+    num_fragments: int, mode: str, codec: str, down: str, dtype: str, publish: str
 ) -> None:
     """Learners with learning rate 0 change no bit of the model, whatever the mode, the codec and the
     precision: nothing that is not work is ever handed in as work."""
     settings = settings_of(
         num_fragments,
         adopt=msgspec.convert({"mode": mode, "alpha": 0.3}, AdoptSettings),
-        codec=msgspec.convert({"up": codec}, CodecSettings),
+        codec=msgspec.convert({"up": codec, "down": down}, CodecSettings),
         fragments=msgspec.convert(
             {"num": num_fragments, "publish_dtype": publish}, FragmentSettings
         ),

@@ -67,6 +67,21 @@ class Time:
         return True
 
 
+class ObjectStore:
+    """As much of a `Store` as `Payloads` needs, over a plain dict; no object is ever changed."""
+
+    def __init__(self, objects: dict[str, bytes]) -> None:
+        self._objects = objects
+
+    def put(self, key: str, body: bytes | memoryview) -> bool:
+        data = bytes(body)
+        assert self._objects.setdefault(key, data) == data, f"{key} was written twice"
+        return True
+
+    def get(self, key: str) -> bytearray:
+        return bytearray(self._objects[key])
+
+
 class Services:
     """What Redis and the store hold. `listeners` are told when a coordinator has news."""
 

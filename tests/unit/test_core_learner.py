@@ -129,6 +129,37 @@ def test_a_slow_link_gathers_a_whole_model() -> None:
     assert [(s.fragment, s.version) for s in learner.wanted()] == [(0, 2)]
 
 
+def by_step(fragment: int, version: int, line: int = 0) -> FragmentState:
+    """A version that is also published as the step from the one before."""
+    return msgspec.structs.replace(state(fragment, version, line), step=ref(f"s{version}"))
+
+
+def test_a_step_is_taken_from_the_version_staged_last() -> None:
+    """Adopted or not; never over a missed version, and never where no step was published."""
+    learner = aligned()
+    assert learner.takes_step(by_step(0, 1))
+    assert not learner.takes_step(by_step(0, 2)), "version 1 was missed"
+    assert not learner.takes_step(state(0, 1)), "it was published whole only"
+    stage(learner, 0, 1)
+    assert learner.takes_step(by_step(0, 2))
+    assert not learner.takes_step(by_step(0, 1))
+
+
+def test_no_step_is_taken_across_a_line_or_to_realign() -> None:
+    """A joiner and a learner that must re-align take whole fragments, and so does everyone after a
+    rollback; the versions after that come as steps again."""
+    assert not machine().takes_step(by_step(0, 0)), "a joiner has nothing to step from"
+    learner = aligned()
+    assert not learner.takes_step(by_step(0, 1, line=1))
+    learner.on_beat(reply(head=head(line=1)))
+    assert not learner.takes_step(by_step(0, 1)), "it trusts nothing that it has"
+    stage(learner, 0, 1, line=1)
+    stage(learner, 1, 1, line=1)
+    learner.begin(learner.plan(101.0))
+    assert learner.takes_step(by_step(0, 2, line=1))
+    assert not learner.takes_step(by_step(0, 2, line=0))
+
+
 def test_before_it_is_aligned_a_learner_hands_nothing_in() -> None:
     """Steps on a model of its own making are of no use to the run."""
     learner = machine()
