@@ -11,7 +11,7 @@
 --   NAME/repeated   {reason: count}
 --   NAME/claim/T    {learner, begun, rows, from}: who reads ticket T. A claim by nobody ('', it was
 --                   given back) or by one who is gone is free. `from`: whose reading of it was
---                   counted as repeated when it was taken over
+--                   accounted for when it was taken over
 --   NAME/read/T     {learner, from}: who finished T; stays until that learner knows it is in the log
 --   NAME/call/L     the last call of learner L, so that one made again counts nothing twice
 -- What the log lists as finished stands in `head`. All else may be lost with Redis: learners say it
@@ -101,9 +101,9 @@ local function note_second(ticket, claimed)
   end
 end
 
--- Makes a ticket ours that is not another's, to be read from row `start` on. Returns whose reading of
--- it was counted as repeated, '' for nobody's: what somebody who has gone had read is read again,
--- unless its place was left and we go on there.
+-- Makes a ticket ours that is not another's, to be read from row `start` on. What somebody who has
+-- gone had read is read again, unless its place was left and we go on there: then nothing is. Either
+-- way its reading is accounted for: returns whose, '' for nobody's.
 local function take_over(ticket, start)
   local claim = claims[ticket]
   if not claim then
@@ -112,9 +112,8 @@ local function take_over(ticket, start)
   local again = claim.begun and claim.rows == 0 or start < claim.rows
   if claim.learner ~= learner and again then
     note_repeat(ticket, 'returned')
-    return claim.learner
   end
-  return claim.from
+  return claim.begun and claim.learner ~= learner and claim.learner or claim.from
 end
 
 -- ---- what it has finished
