@@ -30,8 +30,8 @@ def check_learner(machine: LearnerMachine) -> list[str]:
 class Watch:
     """Checks a machine after every event, and also against how it was after the one before.
 
-    What costs more is looked at only when it may have changed: the folded log, and how what waits
-    for a receipt goes with it.
+    What costs more is looked at only when it has changed: the folded log, and what waits for a
+    receipt in it.
     """
 
     def __init__(self) -> None:
@@ -123,17 +123,9 @@ def _log(log: LogState) -> Iterator[str]:
 
 
 def _contributions(machine: Machine) -> Iterator[str]:
-    log, inbox = machine.log, machine.inbox
-    merging = {i.handin.id for i in machine.job.inputs} if machine.job is not None else set()
-    filed = [p for fragment in range(len(log.fragments)) for p in inbox.of(fragment)]
-    if len(filed) != len(inbox.pending):
-        yield "the fragments' pending contributions are not all pending contributions"
-    known = {id(pending) for pending in filed}
+    inbox, job = machine.inbox, machine.job
+    merging = {i.handin.id for i in job.inputs} if job is not None else set()
     for id_, pending in inbox.pending.items():
-        if id_ != pending.handin.id or id(pending) not in known:
-            yield f"{pending.handin.id} is pending as {id_}, or not with its fragment"
-        if id_ in inbox.unlogged:
-            yield f"{id_} has a fate and is pending as well"
         if (pending.phase == "merging") != (id_ in merging):
             yield f"{id_} is {pending.phase}, but the record under way merges {sorted(merging)}"
     for id_, receipt in inbox.unlogged.items():
@@ -142,16 +134,22 @@ def _contributions(machine: Machine) -> Iterator[str]:
 
 
 def _accounts(machine: Machine) -> Iterator[str]:
-    """What is wrong between the log and what waits for a receipt in it."""
-    log = machine.log
+    """What is wrong in how that which waits for a receipt is kept, or how it goes with the log."""
+    log, inbox = machine.log, machine.inbox
     for id_ in _waiting(machine):
         last = log.account_seq(*id_[:3])
         if id_.seq != last + 1:
             yield f"{id_} waits for a receipt where {last + 1} is next"
-    for id_, pending in machine.inbox.pending.items():
+    for id_, pending in inbox.pending.items():
         handin, settled = pending.handin, log.settled(*id_[:3])
+        if id_ != handin.id or pending not in inbox.of(handin.fragment):
+            yield f"{handin.id} is pending as {id_}, or not with its fragment"
+        if id_ in inbox.unlogged:
+            yield f"{id_} has a fate and is pending as well"
         if handin.total != settled + _amount(handin):
             yield f"{id_} reports {handin.total} in all, and {settled} is settled before it"
+    if sum(len(inbox.of(p)) for p in range(len(log.fragments))) != len(inbox.pending):
+        yield "the fragments' pending contributions are not all pending contributions"
 
 
 def _waiting(machine: Machine) -> tuple[HandinId, ...]:

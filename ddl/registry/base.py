@@ -131,7 +131,8 @@ class CoordinatorRegistry(Protocol):
 
     def renew_lease(self, lease: Lease, *, ttl_s: float) -> LeaseReply:
         """Extend the lease if `lease.epoch` and holder still hold it, or if it vanished and no
-        higher epoch was given out since. Works on a Redis that is out of memory."""
+        higher epoch was given out since: the same goes for one of a lower epoch that stands there
+        after a fail-over. Works on a Redis that is out of memory."""
         ...
 
     def release_lease(self, lease: Lease) -> None:

@@ -15,6 +15,7 @@ from ddl.embedded import EmbeddedRedis
 from ddl.errors import RefusedError, RegistryError
 from ddl.protocol.keys import RUNS, RegistryKeys
 from ddl.protocol.records import Fact, Order, Request
+from ddl.protocol.wire import canonical
 from ddl.registry.base import (
     CoordinatorRegistry,
     LearnerRegistry,
@@ -144,6 +145,21 @@ def test_a_vanished_lease_is_put_back_unless_a_higher_epoch_was_given_out(empty:
     reply = empty.coordinator.renew_lease(first, ttl_s=10)
     assert not reply.held
     assert reply.lease is None
+
+
+def test_an_older_lease_that_a_copy_still_shows_does_not_stop_its_successor(empty: Sides) -> None:
+    """After a fail-over to a copy that lagged behind, the lease of the higher epoch goes on."""
+    first = empty.coordinator.take_lease(lease(), ttl_s=10, min_epoch=0).lease
+    assert first is not None
+    empty.coordinator.release_lease(first)
+    second = empty.coordinator.take_lease(lease("second"), ttl_s=10, min_epoch=0).lease
+    assert second is not None
+    with admin(empty.url) as client:
+        client.set(KEYS.lease, canonical(first), px=10_000)
+        client.set(KEYS.epoch, first.epoch)
+    assert empty.coordinator.renew_lease(second, ttl_s=10).held
+    assert not empty.coordinator.renew_lease(first, ttl_s=10).held
+    assert empty.reader.view().lease == second
 
 
 def test_only_its_holder_lets_go_of_a_lease(empty: Sides) -> None:

@@ -1,4 +1,5 @@
--- Extends a lease, or puts it back if it ran out and nobody has taken it since.
+-- Extends a lease, or puts it back if it ran out and nobody has taken it since, or if an older one
+-- stands there: Redis has failed over to a copy that lagged behind.
 -- KEYS[1] lease  KEYS[2] epoch
 -- ARGV[1] Lease  ARGV[2] time to live in ms
 -- Returns {1 if held, Lease in force or '', its ms left, now}.
@@ -7,12 +8,14 @@ local ours = cjson.decode(ARGV[1])
 local present = redis.call('GET', KEYS[1])
 if present then
   local held = cjson.decode(present)
-  if held.epoch ~= ours.epoch or held.holder ~= ours.holder then
+  if held.epoch == ours.epoch and held.holder == ours.holder then
+    -- not SET: a Redis that is out of memory still lets the holder keep the run
+    redis.call('PEXPIRE', KEYS[1], ARGV[2])
+    return {1, present, tonumber(ARGV[2]), now}
+  end
+  if held.epoch >= ours.epoch then
     return {0, present, redis.call('PTTL', KEYS[1]), now}
   end
-  -- not SET: a Redis that is out of memory still lets the holder keep the run
-  redis.call('PEXPIRE', KEYS[1], ARGV[2])
-  return {1, present, tonumber(ARGV[2]), now}
 end
 if fenced(KEYS[2], ours.epoch) then
   return {0, '', 0, now}
