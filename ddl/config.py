@@ -245,6 +245,17 @@ def amend(settings: Settings, changes: Mapping[str, Scalar]) -> Settings:
     return replace(settings, changes)
 
 
+def read_changes(texts: Mapping[str, str]) -> dict[str, Scalar]:
+    """Changes as they are typed, dotted key -> text, as values of the right type.
+
+    Raises: ConfigError: an unknown key (the nearest is named), or a value of another type.
+    """
+    return {
+        known_key(key, "change"): _from_text(key, text, f"change {key}")
+        for key, text in texts.items()
+    }
+
+
 def check(settings: Settings) -> None:
     """Refuse values that cannot work, alone or together. Raises: ConfigError."""
     check_run_name(settings.run.name)

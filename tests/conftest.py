@@ -7,10 +7,11 @@ import os
 import pytest
 from hypothesis import settings
 
+from tests.commands import ddl
 from tests.redis_servers import own_redis, redis_server, redis_url
 from tests.servers import moto_server, weed
 
-__all__ = ["moto_server", "own_redis", "redis_server", "redis_url", "weed"]
+__all__ = ["ddl", "moto_server", "own_redis", "redis_server", "redis_url", "weed"]
 
 # Processes that tests start inherit it: on a small machine one thread each is fastest.
 os.environ.setdefault("OMP_NUM_THREADS", "1")

@@ -19,11 +19,13 @@ from ddl_cli.commands import (
     evaluate,
     export,
     fork,
+    gc,
     init,
     learner,
     rm,
     runs,
     status,
+    steer,
     stop,
     verify,
 )
@@ -84,12 +86,17 @@ app.command("status")(status.status)
 app.command("init")(init.init)
 app.command("doctor")(doctor.doctor)
 app.add_typer(config.app, name="config")
+app.command("pause")(steer.pause)
+app.command("resume")(steer.resume)
+app.command("set")(steer.set_)
+app.command("rollback")(steer.rollback)
 app.command("stop")(stop.stop)
 app.command("export")(export.export)
 app.command("evaluate")(evaluate.evaluate)
 app.command("verify")(verify.verify)
 app.command("runs")(runs.runs)
 app.command("fork")(fork.fork)
+app.command("gc")(gc.gc)
 app.command("rm")(rm.rm)
 
 

@@ -11,8 +11,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from ddl.config import Scalar, Settings
-from ddl.coordinator.export import model_tensors
-from ddl.coordinator.history import History
+from ddl.coordinator.export import read_version
 from ddl.errors import IntegrityError, TaskError
 from ddl.merge.inspect import describe_model
 from ddl.protocol.records import Record, RunRecord
@@ -134,10 +133,8 @@ def evaluate_versions(
     Raises: ConfigError: no such version; IntegrityError: an object is missing (a version that is not
         kept any more) or damaged; otherwise as `Evaluator.measure`; StoreError.
     """
-    history = History(store, run.name)
     for version in versions:
-        log = history.fold(run) if version is None else history.fold_to(run, version)
-        weights = dict(model_tensors(store, run, log))
+        log, weights = read_version(store, run, version)
         what = f"version {log.global_version} of run {run.name!r}"
         yield Measured(
             global_version=log.global_version,

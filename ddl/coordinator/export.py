@@ -14,6 +14,7 @@ from ddl.codec.frame import TensorPlan, plan_frame, read_frame
 from ddl.coordinator.history import History
 from ddl.coordinator.payloads import Payloads
 from ddl.core.log import LogState
+from ddl.errors import IntegrityError
 from ddl.protocol.records import RunRecord
 from ddl.protocol.wire import SCHEMA, canonical
 from ddl.store.base import Store
@@ -50,13 +51,12 @@ def export_model(store: Store, run_name: str, out: Path, *, at: int | None = Non
         ConfigError: there is no such run or version; IntegrityError: an object is missing (a version
             that is not kept any more) or damaged; StoreError, also for the disk of `out`.
     """
-    history = History(store, run_name)
-    run = history.existing_run()
-    log = history.fold(run) if at is None else history.fold_to(run, at)
+    run = History(store, run_name).existing_run()
+    log, tensors = read_version(store, run, at)
     path = out / f"{run.name}-v{log.global_version:08d}.safetensors"
     with disk_errors(f"cannot make {out}", out):
         out.mkdir(parents=True, exist_ok=True)
-    _write(path, run, log, dict(model_tensors(store, run, log)))
+    _write(path, run, log, tensors)
     with disk_errors(f"cannot read {path}", out):
         digest, size = sha256_file(path), path.stat().st_size
     return Export(
@@ -68,6 +68,25 @@ def export_model(store: Store, run_name: str, out: Path, *, at: int | None = Non
         bytes=size,
         sha256=digest,
     )
+
+
+def read_version(
+    store: Store, run: RunRecord, at: int | None
+) -> tuple[LogState, dict[str, Tensor]]:
+    """A global version, None for the newest: the log up to it, and every tensor of the model.
+
+    If the run moves on while the newest is read, and its objects are removed, the then newest one is
+    read instead.
+    Raises: ConfigError: no such version; IntegrityError, StoreError.
+    """
+    history = History(store, run.name)
+    log = history.fold(run) if at is None else history.fold_to(run, at)
+    try:
+        return log, dict(model_tensors(store, run, log))
+    except IntegrityError:
+        if at is not None or not history.follow(log):
+            raise
+    return log, dict(model_tensors(store, run, log))
 
 
 def model_tensors(store: Store, run: RunRecord, log: LogState) -> Iterator[tuple[str, Tensor]]:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from ddl.coordinator.history import History
-from ddl.core.retire import Horizon, Leftovers, Retirement
+from ddl.core.retire import Horizon, Leftovers, Retirement, horizon
 from ddl.errors import ObjectNotFoundError, ProtocolError
 from ddl.protocol import wire
 from ddl.protocol.keys import ObjectKeys
@@ -65,6 +65,21 @@ def sweep(
     return _Sweep(store, run, horizon, check).run(afresh=afresh, dry_run=dry_run)
 
 
+def collect(
+    store: Store, run_name: str, *, held: frozenset[tuple[int, int]], dry_run: bool = False
+) -> Swept:
+    """Sweep a run as it lies in the store, judging everything anew.
+
+    Args:
+        held: (fragment, version) of what living learners hold.
+    Raises: ConfigError: there is no such run; RefusedError, IntegrityError, ProtocolError, StoreError.
+    """
+    history = History(store, run_name)
+    run = history.existing_run()
+    log = history.fold(run)
+    return sweep(store, run, horizon(log, held), afresh=True, dry_run=dry_run)
+
+
 class _Sweep:
     def __init__(
         self, store: Store, run: RunRecord, horizon: Horizon, check: Callable[[], None]
@@ -79,6 +94,11 @@ class _Sweep:
         retirement = (None if afresh else self._saved()) or Retirement.genesis(self._run)
         places = self._follow(retirement)
         published = list(retirement.due(self._horizon))
+        if afresh:  # most of it was removed long ago
+            there = {
+                info.key for prefix in self._keys.versions for info in self._store.list(prefix)
+            }
+            published = [(key, size) for key, size in published if key in there]
         leftovers = [found for place in places for found in self._rivals(place)]
         spent = list(self._spent(retirement))
         due = [*published, *leftovers, *spent]

@@ -96,10 +96,14 @@ class ObjectKeys:
         """The quantised step from the version before (compressed publication)."""
         return f"{self.run}/steps/{_object(fragment, version, sha256)}"
 
+    @property
+    def versions(self) -> tuple[str, ...]:
+        """All objects of versions lie under these."""
+        return tuple(f"{self.run}/{kind}/" for kind in ("fragments", "outer", "steps"))
+
     def of_version(self, fragment: int, version: int) -> tuple[str, ...]:
         """What the keys of all objects of one version of a fragment start with."""
-        start = _version(fragment, version)
-        return tuple(f"{self.run}/{kind}/{start}-" for kind in ("fragments", "outer", "steps"))
+        return tuple(f"{prefix}{_version(fragment, version)}-" for prefix in self.versions)
 
     @property
     def sweep(self) -> str:

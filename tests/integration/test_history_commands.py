@@ -6,7 +6,7 @@ import io
 import json
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,7 +25,7 @@ from ddl.protocol.wire import canonical, parse
 from ddl.registry.reader import RedisReader
 from ddl.store.local import LocalStore
 from ddl.store.open_url import open_url
-from ddl_cli import app
+from tests.commands import Ddl
 from tests.coordinating import RUN, TASK, ScriptedLearner, options, running, write_run
 from tests.redis_servers import admin
 from tests.servers import S3Server
@@ -41,33 +41,6 @@ MEASURED_TASK = TASK.replace(
         "drawn": torch.rand(()),
     }, model=""",
 )
-
-
-class Outcome(NamedTuple):
-    """What `ddl` did."""
-
-    code: int
-    out: str
-    err: str
-
-
-Ddl = Callable[..., Outcome]
-
-
-@pytest.fixture
-def ddl(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Ddl:
-    """Runs `ddl ARGUMENTS` in this process."""
-
-    def run(*arguments: str) -> Outcome:
-        monkeypatch.setattr(sys, "argv", ["ddl", *arguments])
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            app.main()
-        told = capsys.readouterr()
-        assert isinstance(ended.value.code, int)
-        return Outcome(ended.value.code, told.out, told.err)
-
-    return run
 
 
 class Past(NamedTuple):

@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
 from ddl.learner.departure import Departed, Departure
 from ddl_cli.arguments import key_values, scalar
+from ddl_cli.asking import TimeoutOption, ask
 from ddl_cli.exits import Exit
-from ddl_cli.resolve import RedisOption
+from ddl_cli.resolve import RedisOption, RunArgument, resolve
 
-app = typer.Typer(help="Take part in a run.", no_args_is_help=True)
+if TYPE_CHECKING:
+    from ddl.protocol.records import RequestKind
+
+app = typer.Typer(help="Take part in a run, or send a learner away.", no_args_is_help=True)
+
+LearnerArgument = Annotated[
+    str, typer.Argument(metavar="ID", help="The learner.", show_default=False)
+]
+ReasonOption = Annotated[
+    str, typer.Option("--reason", metavar="TEXT", help="Why; the learner is told.")
+]
 
 _EXITS: Final = {
     "ended": Exit.OK,
@@ -24,7 +35,7 @@ _EXITS: Final = {
 
 @app.callback()
 def _group() -> None:
-    """Take part in a run."""
+    """Take part in a run, or send a learner away."""
 
 
 @app.command("join")
@@ -97,3 +108,51 @@ def join(
     except Departed:
         raise typer.Exit(Exit.START_AGAIN) from None
     raise typer.Exit(_EXITS[ended])
+
+
+@app.command("drain")
+def drain(
+    run: RunArgument,
+    learner: LearnerArgument,
+    redis: RedisOption = None,
+    reason: ReasonOption = "",
+    timeout: TimeoutOption = 60.0,
+) -> None:
+    """Have a learner hand in what it has and leave; it may come back."""
+    _send(run, "drain", learner, redis=redis, reason=reason, timeout_s=timeout)
+    typer.echo(f"{learner} is to hand in and leave")
+
+
+@app.command("kick")
+def kick(
+    run: RunArgument,
+    learner: LearnerArgument,
+    redis: RedisOption = None,
+    reason: ReasonOption = "",
+    timeout: TimeoutOption = 60.0,
+) -> None:
+    """Send a learner away: nothing of it is merged any more, until `ddl learner allow`."""
+    _send(run, "kick", learner, redis=redis, reason=reason, timeout_s=timeout)
+    typer.echo(f"{learner} is kicked; `ddl learner allow {run} {learner}` lets it in again")
+
+
+@app.command("allow")
+def allow(
+    run: RunArgument,
+    learner: LearnerArgument,
+    redis: RedisOption = None,
+    reason: ReasonOption = "",
+    timeout: TimeoutOption = 60.0,
+) -> None:
+    """Let a learner in again that was kicked."""
+    _send(run, "allow", learner, redis=redis, reason=reason, timeout_s=timeout)
+    typer.echo(f"{learner} may join again")
+
+
+def _send(
+    run: str, kind: RequestKind, learner: str, *, redis: str | None, reason: str, timeout_s: float
+) -> None:
+    from ddl.protocol.records import Request
+
+    wish = Request(id="", kind=kind, who="", why=reason, learner=learner)
+    ask(resolve(run, redis=redis), wish, timeout_s=timeout_s)
