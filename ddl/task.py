@@ -109,7 +109,8 @@ class Task:
         model: stands on `ctx.device`; its start weights follow from `ctx.seed` alone.
         optimizer: the inner optimizer over the model's parameters; `ddl` never resets it.
         batches: what to train on, iterated again when it ends. If it has `state_dict` and
-            `load_state_dict`, its position survives a restart.
+            `load_state_dict`, its position survives a restart. `ddl.data.Units` has, and shares the
+            data among all learners besides.
         loss: (model, batch) -> scalar mean loss with a gradient.
         step: (batch, progress) -> StepResult: a whole optimizer step of one's own. Training needs
             exactly one of `loss` and `step`.

@@ -22,6 +22,10 @@ FIRST_ANSWER_S: Final = 5.0
 """How long a learner that joins waits for its first claims before it reads without."""
 
 
+NEVER_S: Final = 1e9
+"""Longer than any run: nobody is taken for gone."""
+
+
 @runtime_checkable
 class Claiming(Protocol):
     """Batches that a learner can claim units for, such as `ddl.data.Units`."""
@@ -49,6 +53,7 @@ class ClaimThread(threading.Thread):
         self._batches = batches
         self._claims = claims
         self._ending = threading.Event()
+        self._judges_from = float("-inf")
 
     def wait_ready(self) -> None:
         """Wait for the first answer, `FIRST_ANSWER_S` at most: a learner that joins may."""
@@ -79,17 +84,21 @@ class ClaimThread(threading.Thread):
     def _exchange(self) -> bool:
         """Make a call; False if it is to be made again. Raises: RefusedError, RegistryError."""
         session = self._session
+        gone_s = self._shared.machine.settings.liveness.gone_s
+        now = session.clock.monotonic()
+        reply = None
         try:
             reply = session.registry.exchange_units(
                 session.record,
                 self._claims.call(),
-                gone_s=self._shared.machine.settings.liveness.gone_s,
+                gone_s=gone_s if now >= self._judges_from else NEVER_S,
             )
-        except RegistryError as error:
+        except RegistryError as error:  # the beat thread tells that Redis is away
             if not error.retryable:
                 raise
-            return False  # the beat thread tells that Redis is away
         if reply is None:
+            # everybody's beats are old when Redis comes back: give them time before judging by them
+            self._judges_from = now + gone_s
             return False
         self._claims.answer(reply)
         for repeat in reply.repeated:

@@ -73,8 +73,8 @@ def fleet(tmp_path: Path, own_redis: EmbeddedRedis) -> Iterator[Fleet]:
 def test_rows_are_read_once_an_epoch_whoever_comes_and_goes(fleet: Fleet) -> None:
     """Four learners, each killed or drained once and restarted, and a fifth: two epochs.
 
-    Every unit is finished once an epoch by the log; every row is read; what was read twice is
-    counted there, or was begun so shortly before a kill that nobody had heard of it.
+    Every unit is finished once an epoch by the log, every row is read, and what is read twice is
+    counted there.
     """
     fleet.write_run()
     (fleet.folder / "task.py").write_text(TASK)
@@ -99,18 +99,53 @@ def test_rows_are_read_once_an_epoch_whoever_comes_and_goes(fleet: Fleet) -> Non
     fleet.until(lambda: _epochs_finished(fleet) >= 2, "two epochs are in the log", within_s=90)
     assert fleet.ddl("stop", fleet.address).wait(timeout=30) == 0
 
-    logged = _folded(fleet)["train"]
-    assert all(holds(logged.finished, ticket) for ticket in range(2 * NUM_UNITS))
-    read = _read(fleet)
-    for ticket in range(2 * NUM_UNITS):
-        assert len(read[ticket]) == UNIT_SIZE, f"rows of ticket {ticket} were never read"
-    twice = {ticket for ticket, rows in read.items() if max(rows.values()) > 1}
-    kills = 2
-    assert len(twice) <= sum(logged.repeated.values()) + kills, (twice, logged.repeated)
+    read = _check_readings(fleet, epochs=2, kills=2)
     for name in ("cyd", "dan"):
         last, first = _lines(fleet, name, 1)[-1], _lines(fleet, name, 2)[0]
         assert max(read[last[0]].values()) == 1, f"{name} drained in the middle of ticket {last[0]}"
         assert not {*last[1]} & {*first[1]}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_reading_goes_on_without_redis(fleet: Fleet, own_redis: EmbeddedRedis) -> None:
+    """First what was claimed, then what was not; back in touch, it counts or is counted as repeated."""
+    fleet.write_run()
+    (fleet.folder / "task.py").write_text(TASK)
+    fleet.coordinator()
+    fleet.until(fleet.snapshot, "the run is in Redis")
+    names = ("ada", "bob")
+    for name in names:
+        fleet.learner(name)
+    for name in names:
+        fleet.until(lambda name=name: _num_batches(fleet, name, 1) > 5, f"{name} reads")  # type: ignore[misc]
+    own_redis.stop()
+    standing = {name: _num_batches(fleet, name, 1) for name in names}
+    more = 6 * UNIT_SIZE // 8  # more than any learner has claimed
+    for name in names:
+        fleet.until(
+            lambda name=name: _num_batches(fleet, name, 1) > standing[name] + more,  # type: ignore[misc]
+            f"{name} reads on",
+        )
+    own_redis.start()
+    fleet.until(lambda: _epochs_finished(fleet) >= 1, "an epoch is in the log", within_s=90)
+    assert fleet.ddl("stop", fleet.address).wait(timeout=30) == 0
+    _check_readings(fleet, epochs=1)
+
+
+def _check_readings(fleet: Fleet, *, epochs: int, kills: int = 0) -> dict[int, Counter[int]]:
+    """Ticket -> row -> how often it was trained on: at least once, and again only if counted.
+
+    Of a unit that was begun shortly before a kill nobody may have heard.
+    """
+    logged = _folded(fleet)["train"]
+    assert all(holds(logged.finished, ticket) for ticket in range(epochs * NUM_UNITS))
+    read = _read(fleet)
+    for ticket in range(epochs * NUM_UNITS):
+        assert len(read[ticket]) == UNIT_SIZE, f"rows of ticket {ticket} were never read"
+    twice = {ticket for ticket, rows in read.items() if max(rows.values()) > 1}
+    assert len(twice) <= sum(logged.repeated.values()) + kills, (twice, logged.repeated)
+    return read
 
 
 def _epochs_finished(fleet: Fleet) -> int:
