@@ -32,10 +32,10 @@ class Redis:
 
     def exchange_units(
         self,
-        record: object,
+        record: object,  # noqa: ARG002 - as the registry has it
         call: UnitCall,
         *,
-        gone_s: float,  # noqa: ARG002 - as the registry has it
+        gone_s: float,
     ) -> UnitReply | None:
         with self.heard:
             self.calls.append(call)
