@@ -139,9 +139,7 @@ class Units:
             num += 1
             asked.append(_Asked(ticket, open_, piece.last))
             yield piece.key
-        if (
-            num == 0
-        ):  # all rows were trained on, but its end was not told before the last life ended
+        if num == 0:  # read to its end by a former life, which had no time to tell
             del self._open[ticket]
             self._tickets.finish(ticket)
 
