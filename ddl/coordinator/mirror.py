@@ -27,6 +27,10 @@ from ddl.protocol.records import (
 )
 from ddl.registry.base import CoordinatorRegistry, Poll, shared_settings
 
+ROUNDS_GAP_S: Final = 0.25
+"""Who has arrived is for people to see: it is shown no more often than this. Rounds that open, and
+the end of the last one, are shown at once."""
+
 FACTS_KEPT: Final = 256
 """Facts that wait for Redis to come back; older ones are dropped."""
 
@@ -68,6 +72,7 @@ class Mirror:
         self._settings_changed = False
         self._rounds: tuple[Round, ...] = ()
         self._rounds_shown = True
+        self._rounds_shown_at = float("-inf")
         self._wake = False
         self._orders: dict[str, Order] = {}
         self._orders_to_show: set[str] = set()
@@ -194,10 +199,12 @@ class Mirror:
         self._settings_changed = False
 
     def _show_rounds(self) -> None:
-        if self._rounds_shown:
+        now = self._clock.monotonic()
+        urgent = self._wake or not self._rounds
+        if self._rounds_shown or not (urgent or now >= self._rounds_shown_at + ROUNDS_GAP_S):
             return
         self._require(self._registry.set_rounds(self._epoch, self._rounds, wake=self._wake))
-        self._rounds_shown, self._wake = True, False
+        self._rounds_shown, self._rounds_shown_at, self._wake = True, now, False
 
     def _show_words(self) -> None:
         for learner in sorted(self._orders_to_show):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
+from collections.abc import Iterator
 from typing import Final
 
 from ddl.clock import Clock
@@ -18,7 +19,7 @@ from ddl.core.log import FragmentHead
 from ddl.errors import ObjectNotFoundError, StoreError, TaskError
 from ddl.fused.choice import prepare
 from ddl.merge.step import Offer, merge_fragment
-from ddl.protocol.records import Handin, HandinId, RunRecord, Waits
+from ddl.protocol.records import Handin, HandinId, ObjectRef, RunRecord, Waits
 from ddl.store.base import Store
 
 BASES_BYTES_MAX: Final = 2 * 1024**3
@@ -97,7 +98,7 @@ class Syncer:
         with self._lock:
             fetched = [self._fetched[item.handin.id] for item in order.inputs]
         started = clock.monotonic()
-        base = self._bases.get(order.base) or self._payloads.base(fragment, order.base)
+        base = self._bases.get(fragment, order.base) or self._payloads.base(fragment, order.base)
         merged = merge_fragment(
             self._payloads.specs(fragment),
             [
@@ -125,7 +126,7 @@ class Syncer:
             reason = f"the merge with it is not finite: {error.args[0]}"
             return e.MergeFailed(order.launch, reason, ((worst, reason),))
         assert made.step.outer is not None
-        self._bases.keep(made.step.outer.sha256, made.base)
+        self._bases.keep(fragment, made.step.outer, made.base)
         waits = Waits(
             merge_s=merged_at - started,
             publish_s=clock.monotonic() - merged_at,
@@ -134,24 +135,26 @@ class Syncer:
 
 
 class _Bases:
-    """What merges start from, by the digest of their outer state, the least used ones forgotten.
+    """What the next merges start from: by fragment, the version made last; the least used forgotten.
 
     What is found here equals what the store holds, and saves reading it.
     """
 
     def __init__(self) -> None:
-        self._bases: OrderedDict[str, Base] = OrderedDict()
+        self._bases: OrderedDict[int, tuple[str, Base]] = OrderedDict()
 
-    def get(self, head: FragmentHead) -> Base | None:
-        if head.outer is None or head.outer.sha256 not in self._bases:
-            return None
-        self._bases.move_to_end(head.outer.sha256)
-        return self._bases[head.outer.sha256]
+    def get(self, fragment: int, head: FragmentHead) -> Base | None:
+        digest, base = self._bases.get(fragment, ("", None))
+        return base if head.outer is not None and head.outer.sha256 == digest else None
 
-    def keep(self, digest: str, base: Base) -> None:
-        self._bases[digest] = base
-        while len(self._bases) > 1 and sum(map(_size, self._bases.values())) > BASES_BYTES_MAX:
+    def keep(self, fragment: int, outer: ObjectRef, base: Base) -> None:
+        self._bases[fragment] = outer.sha256, base
+        self._bases.move_to_end(fragment)
+        while len(self._bases) > 1 and sum(map(_size, self._all())) > BASES_BYTES_MAX:
             self._bases.popitem(last=False)
+
+    def _all(self) -> Iterator[Base]:
+        return (base for _, base in self._bases.values())
 
 
 def _size(base: Base) -> int:

@@ -17,6 +17,14 @@ JUMP_S: Final = 2.0
 """A change of the server's clock that is no ordinary drift."""
 
 
+LEAST_GAP_S: Final = 0.02
+"""Shortest time between two readings, however fast the hand-ins come."""
+
+GAP_RATIO: Final = 4.0
+"""A reading is followed by a pause so many times as long: of many learners, many hand in meanwhile,
+and one reading finds them all."""
+
+
 class Polled(NamedTuple):
     """Redis was read; the instants are of this machine's monotonic clock."""
 
@@ -64,8 +72,11 @@ class Watcher:
             try:
                 asked_at = self._clock.monotonic()
                 poll = self._registry.poll()
-                self._put(Polled(poll, asked_at, self._clock.monotonic()))
-                self._registry.wait_arrivals(self.beat_s)
+                heard_at = self._clock.monotonic()
+                self._put(Polled(poll, asked_at, heard_at))
+                gap_s = min(self.beat_s, max(LEAST_GAP_S, GAP_RATIO * (heard_at - asked_at)))
+                self._closing.wait(gap_s)
+                self._registry.wait_arrivals(self.beat_s - gap_s)
             except RegistryError as error:
                 self._put(Unreachable(error))
                 self._closing.wait(self.beat_s)

@@ -94,7 +94,7 @@ class StreamWaiter:
     """Waits until something is appended to a short stream; used by one thread, save `interrupt`.
 
     What is compared is the id of the newest entry, for being another one: so a stream that was
-    trimmed, flushed or set back by a failover is noticed too. redis-py's own blocking call is not
+    trimmed, flushed or set back by a failover is noticed too, when the wait is over at the latest. redis-py's own blocking call is not
     used: it ends by the socket's time-out, asks again, and made 59 s of an idle wait of 7 s.
     """
 
@@ -134,8 +134,8 @@ class StreamWaiter:
             self._connection.disconnect()
 
     def _wait(self, deadline: float) -> bool:
-        newest = self._newest()
-        if newest == self._seen and self._block(deadline):
+        newest = self._block(deadline)
+        if newest is None:  # nothing after the last one seen; but the stream may be another one
             newest = self._newest()
         arrived = newest != self._seen
         self._seen = newest
@@ -146,11 +146,16 @@ class StreamWaiter:
         entries = self._connection.read_response()
         return bytes(entries[0][0]) if entries else b"0-0"
 
-    def _block(self, deadline: float) -> bool:
-        """Block for an entry after the last one seen. False if there is none by the deadline."""
+    def _block(self, deadline: float) -> bytes | None:
+        """Wait for entries after the last one seen; the id of the newest, None if there are none.
+
+        The last one seen, if there is no more time to ask or the wait was interrupted.
+        """
         block_ms = int((deadline - time.monotonic()) * 1000)
-        if block_ms < 1 or self._interrupted.is_set():  # BLOCK 0 would be for ever
-            return False
+        if self._interrupted.is_set():
+            return self._seen
+        if block_ms < 1:  # BLOCK 0 would be for ever
+            return None
         self._connection.send_command(
             "XREAD", "BLOCK", block_ms, "STREAMS", self._stream, self._seen
         )
@@ -158,8 +163,9 @@ class StreamWaiter:
             if self._interrupted.is_set() or time.monotonic() > deadline + MARGIN_S:
                 # the reply may still come: this connection cannot be used for anything else
                 self._connection.disconnect()
-                return False
-        return self._connection.read_response() is not None
+                return self._seen
+        streams = self._connection.read_response()
+        return bytes(streams[0][1][-1][0]) if streams else None
 
 
 def _options(url: str, where: str) -> dict[str, Any]:
