@@ -5,6 +5,7 @@ No listing is needed: records have dense numbers, so the newest one is found by 
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from typing import NamedTuple
 
 from ddl.core.log import CHECKPOINT_EVERY, LogState
@@ -132,7 +133,8 @@ class History:
             )
         if global_version == newest.global_version:
             return newest
-        state = self._checkpoint_before(run, newest.seq, global_version=global_version)
+        made_by = bisect_left(range(newest.seq), global_version, key=self._version_after)
+        state = self._checkpoint_before(run, made_by)
         while state.global_version < global_version:
             self._follow_one(state)
         return state
@@ -172,15 +174,16 @@ class History:
     def _exists(self, seq: int) -> bool:
         return self._store.head(self._keys.commit(seq)) is not None
 
-    def _checkpoint_before(
-        self, run: RunRecord, newest: int, *, global_version: int | None = None
-    ) -> LogState:
-        """The newest usable checkpoint up to `newest` and `global_version`, else the genesis."""
+    def _version_after(self, seq: int) -> int:
+        """The newest global version once record `seq` was written."""
+        entry = self.read(seq) if seq else None
+        return entry.record.global_version if entry else 0
+
+    def _checkpoint_before(self, run: RunRecord, newest: int) -> LogState:
+        """The newest usable checkpoint up to `newest`, else the genesis."""
         for seq in range(newest - newest % CHECKPOINT_EVERY, 0, -CHECKPOINT_EVERY):
             state = self._checkpoint(run, seq)
-            if state is not None and (
-                global_version is None or state.global_version <= global_version
-            ):
+            if state is not None:
                 return state
         return self.genesis(run)
 
