@@ -66,6 +66,19 @@ def encode_payload(
     metadata: bytes,
     out: bytearray | memoryview | None = None,
 ) -> Encoded:
+    """Write a payload and take its digest; arguments and errors are those of `write_payload`."""
+    written, decoded = write_payload(specs, values, buffers, codec, metadata, out)
+    return Encoded(buffer=written, sha256=sha256(written), decoded=decoded)
+
+
+def write_payload(
+    specs: Sequence[TensorSpec],
+    values: Mapping[str, Tensor],
+    buffers: Mapping[str, Tensor],
+    codec: Codec,
+    metadata: bytes,
+    out: bytearray | memoryview | None = None,
+) -> tuple[memoryview, dict[str, Coded]]:
     """Write a payload.
 
     Args:
@@ -74,6 +87,8 @@ def encode_payload(
         buffers: on the CPU in its own type for every buffer in specs.
         metadata: canonical JSON for the header.
         out: memory to write into. One that is too small, or None, is replaced by a new one.
+    Returns:
+        `buffer` and `decoded` of an `Encoded`.
     Raises:
         TaskError: a parameter holds values that are not finite once encoded; it is named.
         ValueError: a tensor is missing, or has another shape or type than its spec.
@@ -95,8 +110,7 @@ def encode_payload(
         decoded[spec.name] = coded
     for spec in others:
         tensors[spec.name].copy_(_given(buffers, spec, torch_dtype(spec.dtype, of=spec.name)))
-    written = memoryview(memory)[: frame.num_bytes]
-    return Encoded(buffer=written, sha256=sha256(written), decoded=decoded)
+    return memoryview(memory)[: frame.num_bytes], decoded
 
 
 def decode_payload(

@@ -32,7 +32,7 @@ from ddl.fused.sizes import BF16, BLOCK, FP32, INT8, TILE
 NAME: Final = "numba/1"
 
 STRIP: Final = 1024
-"""Elements decoded at once: with two rows of fp64 sums they fill two thirds of a 32 KiB cache."""
+"""Elements decoded at once: with their fp64 sums they fill a third of a 32 KiB cache."""
 
 _SIGN: Final = np.int32(-(2**31))
 _INFINITY: Final = np.int32(0x7F800000)
@@ -46,8 +46,7 @@ _array: Any = numba.carray  # type: ignore[attr-defined]
 Address = int
 Float32 = NDArray[np.float32]
 Float64 = NDArray[np.float64]
-F = TypeVar("F", bound=Callable[..., None])
-G = TypeVar("G", bound=Callable[..., Any])
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 def _compiled(signature: str) -> Callable[[F], F]:
@@ -57,15 +56,15 @@ def _compiled(signature: str) -> Callable[[F], F]:
     def compile_(function: F) -> F:
         try:
             return cast("F", njit(signature, nogil=True, error_model="numpy", cache=True)(function))
-        except RuntimeError:  # no folder can be written to: each process compiles for itself
+        except (RuntimeError, OSError):  # no place to keep it: each process compiles for itself
             return cast("F", njit(signature, nogil=True, error_model="numpy")(function))
 
     return compile_
 
 
-def _inlined(function: G) -> G:
+def _inlined(function: F) -> F:
     """Compile with the loops that call it, and into them."""
-    return cast("G", numba.njit(nogil=True, error_model="numpy")(function))
+    return cast("F", numba.njit(nogil=True, error_model="numpy")(function))
 
 
 def _make_pointer(_context: Any, _address: Any) -> Any:
@@ -269,19 +268,38 @@ def square(
 
 
 @_inlined
-def _add_scaled(total: Float64, factor: float, strip: Float32, size: int, first: bool) -> None:
-    """Add factor * strip to the total, or begin it: 0.0 + -0.0 would lose the sign."""
-    if first:
+def _accumulate(
+    form: int,
+    values: Address,
+    scales: Address,
+    start: int,
+    size: int,
+    factor: float,
+    total: Float64,
+    strip: Float32,
+    bits: NDArray[np.uint32],
+) -> None:
+    """Add factor times elements `start` and on to the total.
+
+    What needs no unpacking is added as it comes from memory: reads and sums then overlap.
+    """
+    if form == FP32:
+        whole = _array(_pointer(values + np.uint64(4 * start)), (size,), np.float32)
         for j in range(size):
-            total[j] = factor * strip[j]
+            total[j] += factor * whole[j]
+    elif form == BF16:
+        halves = _array(_pointer(values + np.uint64(2 * start)), (size,), np.uint16)
+        for j in range(size):
+            total[j] += factor * np.uint32(np.uint32(halves[j]) << 16).view(np.float32)
     else:
+        _load(form, values, scales, start, size, strip, bits)
         for j in range(size):
             total[j] += factor * strip[j]
 
 
 @_compiled(
-    "void(int64[::1], uint64[::1], uint64[::1], float64[:, ::1], int64, int64, float32[::1],"
-    " float64[:, ::1])"
+    "void(int64[::1], uint64[::1], uint64[::1], float64[::1], int64, int64, float32[::1],"
+    " float64[::1])"
 )
 def add_up(
     forms: NDArray[np.int64],
@@ -293,32 +311,30 @@ def add_up(
     out: Float32,
     squares: Float64,
 ) -> None:
-    """Sums over contributions, for each row of factors: sum_i factors[row, i] * value_i.
+    """The sum over contributions i of factors[i] * value_i, into `out`.
 
-    Row 0 is stored, as fp32, in `out`; of every row the sum of squares of each tile is put into
-    its place in `squares` (tiles, rows). `start` and `stop` are borders of tiles.
+    Of each tile the sum of squares, before rounding to fp32, is put into its place in `squares`.
+    `start` and `stop` are borders of tiles.
     """
-    rows, count = factors.shape
     bits = np.empty(STRIP, np.uint32)
     strip = bits.view(np.float32)
-    sums = np.zeros((rows, STRIP), np.float64)
-    lanes = np.zeros((rows, BLOCK), np.float64)
+    total = np.empty(STRIP, np.float64)
+    lanes = np.zeros(BLOCK, np.float64)
     for tile in range(start, stop, TILE):
         end = min(tile + TILE, stop)
         for at in range(tile, end, STRIP):
             size = min(STRIP, end - at)
-            for i in range(count):
-                _load(forms[i], values[i], scales[i], at, size, strip, bits)
-                for r in range(rows):
-                    _add_scaled(sums[r], factors[r, i], strip, size, i == 0)
-            total, to = sums[0], out[at : at + size]
+            for j in range(STRIP):
+                total[j] = -0.0  # the zero that leaves the sign of what is added to it
+            for i in range(len(factors)):
+                _accumulate(
+                    forms[i], values[i], scales[i], at, size, factors[i], total, strip, bits
+                )
+            to = out[at : at + size]
             for j in range(size):
                 to[j] = total[j]
-            for r in range(rows):
-                sums[r, size:] = 0.0
-                _add_products(sums[r], sums[r], lanes[r])
-        for r in range(rows):
-            squares[tile // TILE, r] = _in_order(lanes[r])
+            _add_products(total, total, lanes)  # what is beyond `size` is zero
+        squares[tile // TILE] = _in_order(lanes)
 
 
 @_compiled(
@@ -345,7 +361,6 @@ def nesterov(
     """
     gradient = np.zeros(STRIP, np.float32)
     old = np.zeros(STRIP, np.float32)
-    new = np.empty(STRIP, np.float32)
     both = np.zeros(BLOCK, np.float64)
     alone = np.zeros(BLOCK, np.float64)
     for tile in range(start, stop, TILE):
@@ -355,6 +370,7 @@ def nesterov(
             source = total[at : at + size]
             for j in range(size):
                 gradient[j] = source[j] * scale
+            new = new_momentum[at : at + size]
             if len(before) == 0:
                 for j in range(size):
                     new[j] = gradient[j]
@@ -367,9 +383,6 @@ def nesterov(
                 old[size:] = np.float32(0.0)
                 _add_products(gradient, old, both)
                 _add_products(old, old, alone)
-            to = new_momentum[at : at + size]
-            for j in range(size):
-                to[j] = new[j]
             for j in range(size):
                 gradient[j] = _fma(new[j], mu, gradient[j])
             source, to = master[at : at + size], new_master[at : at + size]

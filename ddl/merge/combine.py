@@ -25,6 +25,7 @@ from typing import Final
 from torch import Tensor
 
 from ddl.merge.kernel import Kernel
+from ddl.merge.memory import empty
 from ddl.merge.tiles import Flat
 from ddl.protocol.records import Rule
 
@@ -93,7 +94,7 @@ def combine(rule: Rule, deltas: Sequence[Delta], kernel: Kernel, out: Tensor) ->
 def _mean(deltas: Sequence[Delta], kernel: Kernel, out: Tensor) -> Combined:
     """The mean, sum s_i d_i. Its cosine is |sum s_i d_i| / sum s_i |d_i|."""
     shares = _shares(deltas)
-    (norm,) = kernel.add_up([delta.values for delta in deltas], [shares], out)
+    norm = kernel.add_up([delta.values for delta in deltas], shares, out)
     longest = _mean_norm(deltas, shares)
     return Combined(out, 1.0, norm, norm / longest if longest else None)
 
@@ -111,16 +112,21 @@ def _rda(deltas: Sequence[Delta], kernel: Kernel, out: Tensor) -> Combined:
     shares = _shares(moving)
     units = [share / delta.norm for share, delta in zip(shares, moving, strict=True)]
     values = [delta.values for delta in moving]
-    cosine, mean_length = kernel.add_up(values, [units, shares], out)
+    cosine = kernel.add_up(values, units, out)
     if cosine < CANCELLED:
         return _mean(moving, kernel, out)
-    effective = 1 / math.fsum(share * share for share in shares)
-    length = min(_mean_norm(moving, shares), GAIN_MAX * math.sqrt(effective) * mean_length)
+    length = _mean_norm(moving, shares)
+    gain_max = GAIN_MAX / math.sqrt(math.fsum(share * share for share in shares))
+    # With N the mean norm, the mean is N sum s_i unit(d_i) + sum s_i (|d_i| - N) unit(d_i): at least
+    # as long as this. Mostly that is enough to know that the cap does not bite, and saves a pass.
+    spread = math.fsum(s * abs(d.norm - length) for s, d in zip(shares, moving, strict=True))
+    if gain_max * (length * cosine - spread) <= length:
+        length = min(length, gain_max * kernel.add_up(values, shares, empty(tuple(out.shape))))
     return Combined(out, length / cosine, length, cosine)
 
 
 def _copy(delta: Delta, kernel: Kernel, out: Tensor) -> Combined:
-    (norm,) = kernel.add_up([delta.values], [[1.0]], out)
+    norm = kernel.add_up([delta.values], [1.0], out)
     return Combined(out, 1.0, norm, 1.0 if norm else None)
 
 

@@ -42,22 +42,21 @@ class FusedKernel:
         in_shares(values.numel, work)
         return math.sqrt(_exact(sums[:, 0]))
 
-    def add_up(
-        self, values: Sequence[Flat], factors: Sequence[Sequence[float]], out: Tensor
-    ) -> tuple[float, ...]:
+    def add_up(self, values: Sequence[Flat], factors: Sequence[float], out: Tensor) -> float:
         stored = [value.stored for value in values]  # held until the loops are done
         codes = np.array([row.code for row in stored], np.int64)
         values_at = np.array([row.values_at for row in stored], np.uint64)
         scales_at = np.array([row.scales_at for row in stored], np.uint64)
-        table = np.array(factors, np.float64)
-        flat = out.view(-1).numpy()
-        squares = _sums(out.numel(), len(factors))
+        weights = np.array(factors, np.float64)
+        flat, squares = out.view(-1).numpy(), _sums(out.numel())
 
         def work(start: int, stop: int) -> None:
-            self._loops.add_up(codes, values_at, scales_at, table, start, stop, flat, squares)
+            self._loops.add_up(
+                codes, values_at, scales_at, weights, start, stop, flat, squares[:, 0]
+            )
 
         in_shares(out.numel(), work)
-        return tuple(math.sqrt(_exact(column)) for column in squares.T)
+        return math.sqrt(_exact(squares[:, 0]))
 
     def step(
         self,

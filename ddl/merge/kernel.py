@@ -41,17 +41,14 @@ class Kernel(Protocol):
         """The L2 norm, summed in fp64; NaN where a value is not finite."""
         ...
 
-    def add_up(
-        self, values: Sequence[Flat], factors: Sequence[Sequence[float]], out: Tensor
-    ) -> tuple[float, ...]:
-        """Write sum_i factors[0][i] * values[i] into `out`; in fp64, rounded once.
+    def add_up(self, values: Sequence[Flat], factors: Sequence[float], out: Tensor) -> float:
+        """Write sum_i factors[i] * values[i] into `out`; in fp64, rounded once.
 
         Args:
             values: at least one, all of one shape.
-            factors: one row for each sum, with one factor for each of the values.
             out: fp32 in the shape of the values.
         Returns:
-            The L2 norm of the sum that each row of factors makes, before it is rounded.
+            The L2 norm of the sum, before it is rounded.
         """
         ...
 

@@ -27,25 +27,20 @@ class TorchKernel:
         # squares of fp32 cannot overflow fp64: the sum is finite exactly if all values are
         return math.sqrt(total.value)
 
-    def add_up(
-        self, values: Sequence[Flat], factors: Sequence[Sequence[float]], out: Tensor
-    ) -> tuple[float, ...]:
+    def add_up(self, values: Sequence[Flat], factors: Sequence[float], out: Tensor) -> float:
         flat = out.view(-1)
         scratch = torch.empty(TILE, dtype=torch.float32)
         term = torch.empty(TILE, dtype=torch.float64)
-        sums = torch.empty(len(factors), TILE, dtype=torch.float64)
-        totals = [Total() for _ in factors]
+        total = torch.empty(TILE, dtype=torch.float64)
+        squares = Total()
         for start, stop in tiles(flat.numel()):
             size = stop - start
-            sums.fill_(-0.0)  # the zero that leaves the sign of what is added to it
-            for value, column in zip(values, zip(*factors, strict=True), strict=True):
-                part = value.read(start, stop, scratch)
-                for row, factor in zip(sums, column, strict=True):
-                    row[:size] += term[:size].copy_(part).mul_(factor)
-            flat[start:stop] = sums[0, :size]
-            for row, total in zip(sums, totals, strict=True):
-                total.add(row[:size], row[:size])
-        return tuple(math.sqrt(total.value) for total in totals)
+            sums = total[:size].fill_(-0.0)  # the zero that leaves the sign of what is added to it
+            for value, factor in zip(values, factors, strict=True):
+                sums += term[:size].copy_(value.read(start, stop, scratch)).mul_(factor)
+            flat[start:stop] = sums
+            squares.add(sums, sums)
+        return math.sqrt(squares.value)
 
     def step(
         self,
