@@ -77,6 +77,10 @@ test *ARGS: setup
 test-all *ARGS: setup
     cd "{{ root }}" && "{{ bin }}/python" -m pytest "$@"
 
+# run the tests of what ddl promises; --json for {"promises": [{"number", "test", "passed"}]}
+promises *ARGS: setup
+    cd "{{ root }}" && "{{ bin }}/python" tests/promises/report.py "$@"
+
 # train one model with three learner processes, one of which is killed
 demo *ARGS: setup
     "{{ bin }}/ddl" demo "$@"

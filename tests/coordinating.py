@@ -198,12 +198,14 @@ class ScriptedLearner:
         incarnation: int = 1,
         *,
         run: str = RUN,
+        patience_s: float = 20.0,
     ) -> None:
         self.name = name
+        self._patience_s = patience_s
         self.incarnation = incarnation
         self._registry = RedisLearner(redis_url, run)
         self._store = store
-        found = eventually(self._registry.read_entry, what="the run in Redis")
+        found = eventually(self._registry.read_entry, within_s=patience_s, what="the run in Redis")
         self.run = found.run
         self._settings = found.settings
         num = self.run.layout.num_fragments
@@ -260,7 +262,7 @@ class ScriptedLearner:
             rounds = [r for r in self.beat().rounds if r.launch > self.launches[r.fragment]]
             return rounds[0] if rounds else None
 
-        return eventually(look, what="an open round")
+        return eventually(look, within_s=self._patience_s, what="an open round")
 
     def hand_in(
         self,
@@ -323,7 +325,7 @@ class ScriptedLearner:
             self.beat()
             return self.receipts.get(handin.id)
 
-        return eventually(look, what=f"the receipt of {handin.id}")
+        return eventually(look, within_s=self._patience_s, what=f"the receipt of {handin.id}")
 
     def contribute(self, num: int) -> None:
         """Hand in to the next rounds, one after the other; all must be merged."""

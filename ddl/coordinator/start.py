@@ -19,6 +19,7 @@ from ddl.coordinator.standby import stand_by
 from ddl.core.log import LogState
 from ddl.core.machine import Machine
 from ddl.errors import ConfigError, LeaseLostError, StoreError
+from ddl.fused.choice import prepare
 from ddl.journal import Journal
 from ddl.protocol.keys import ObjectKeys
 from ddl.protocol.records import RunRecord
@@ -185,6 +186,7 @@ class Coordinator:
         """The lease, held and renewed for the length of a `with`."""
         ttl_s = self._settings.liveness.lease_s
         if self._options.standby:
+            prepare()  # the first merge after a takeover waits for no compiler
             lease = stand_by(
                 self._registry,
                 new_holder(),

@@ -127,6 +127,7 @@ class Crash(BaseException):
     """Stands for a process that is no more."""
 
 
+@pytest.mark.promise(2)
 @pytest.mark.parametrize("kind", ["fragments", "outer", "commits"])
 def test_a_crash_after_any_put_leaves_the_old_version_or_the_new_one(
     kind: str, tmp_path: Path, toml: Path, store: LocalStore, join: Join, redis_url: str
@@ -155,6 +156,7 @@ def test_a_crash_after_any_put_leaves_the_old_version_or_the_new_one(
     assert weights(folded(store)) == expected
 
 
+@pytest.mark.promise(2)
 def test_a_record_whose_answer_was_lost_is_read_back(
     tmp_path: Path, toml: Path, store: LocalStore, join: Join, redis_url: str
 ) -> None:
@@ -175,6 +177,7 @@ def test_a_record_whose_answer_was_lost_is_read_back(
     assert weights(folded(store)) == expected
 
 
+@pytest.mark.promise(5)
 def test_a_contribution_with_nan_changes_nothing_but_its_receipt(
     tmp_path: Path, toml: Path, store: LocalStore, join: Join, redis_url: str
 ) -> None:
@@ -528,6 +531,7 @@ def test_momentum_that_is_missing_stops_a_restart(
         Running(options(toml)).wait()
 
 
+@pytest.mark.promise(3)
 def test_receipts_are_unique(toml: Path, store: LocalStore, join: Join) -> None:
     """Announced with every beat and twice more, a contribution is merged once."""
     with running(options(toml)):

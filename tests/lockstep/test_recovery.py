@@ -41,6 +41,8 @@ def state_of(run: Run) -> dict[str, torch.Tensor]:
     return tensors
 
 
+@pytest.mark.promise(2)
+@pytest.mark.promise(3)
 @ONE_AND_MANY
 @pytest.mark.parametrize("moment", ["round open", "merging", "writing", "written, not shown"])
 def test_a_restart_continues_bit_for_bit(num_fragments: int, moment: str) -> None:

@@ -142,6 +142,7 @@ def test_null_learners_leave_the_model_bit_equal(
     checked(run)
 
 
+@pytest.mark.promise(3)
 @pytest.mark.parametrize("codec", ["fp32", "bf16", "int8", "int4"])
 @ONE_AND_MANY
 def test_carry_loses_nothing(num_fragments: int, codec: str) -> None:
