@@ -25,8 +25,9 @@ from ddl.protocol.records import HandinId, LearnerRecord, LogRecord
 from ddl.protocol.wire import digest, parse
 from ddl.registry.base import settings_digest
 
-LEAST_GAP_S = 0.02
-"""Shortest time between two beats, however fast the news come."""
+GAP_S = (0.02, 0.2)
+"""Shortest time between two beats, however fast the news come: a step, within these bounds. What is
+heard is acted on at step boundaries, so more beats than steps would be heard in vain."""
 
 
 class BeatThread(Worker):
@@ -102,7 +103,8 @@ class BeatThread(Worker):
         if self._quiet_since is not None:
             self._shared.leaving.wait(beat_s)
             return
-        self._shared.leaving.wait(LEAST_GAP_S)
+        least, most = GAP_S
+        self._shared.leaving.wait(min(max(least, self._shared.clock.step_s or 0.0), most, beat_s))
         try:
             self._session.registry.wait_news(beat_s)
         except RegistryError as error:
