@@ -142,7 +142,8 @@ def _accounts(machine: Machine) -> Iterator[str]:
             yield f"{id_} waits for a receipt where {last + 1} is next"
     for id_, pending in inbox.pending.items():
         handin, settled = pending.handin, log.settled(*id_[:3])
-        if id_ != handin.id or pending not in inbox.of(handin.fragment):
+        named = (handin.learner, handin.incarnation, handin.fragment, handin.seq)
+        if id_ != named or pending not in inbox.of(handin.fragment):
             yield f"{handin.id} is pending as {id_}, or not with its fragment"
         if id_ in inbox.unlogged:
             yield f"{id_} has a fate and is pending as well"

@@ -124,7 +124,7 @@ class CoordinatorRegistry(Protocol):
         """Take the lease if nobody holds it. The reply's epoch is max(Redis, min_epoch) + 1.
 
         Contract: `holder`, `host` and `pid` together MUST name one life of one process: who asks
-        again after a lost reply is known by them, and is given the lease under a new epoch.
+        again after a lost reply is known by them, and is told of the lease it has.
         `taken_at` is filled with Redis time.
         """
         ...

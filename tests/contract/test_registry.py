@@ -106,13 +106,16 @@ def test_a_held_lease_is_not_given_away_and_its_holder_is_named(empty: Sides) ->
     assert 9 < reply.left_s <= 10
 
 
-def test_who_asks_again_after_a_lost_reply_gets_the_lease_anew(empty: Sides) -> None:
-    """The same process is recognised, another process of the same name is not."""
-    empty.coordinator.take_lease(lease(), ttl_s=10, min_epoch=0)
+def test_who_asks_again_after_a_lost_reply_is_told_of_its_lease(empty: Sides) -> None:
+    """The same process is recognised, another process of the same name is not. A call that is done
+    twice does not fence its caller, unless the log has gone beyond that epoch."""
+    first = empty.coordinator.take_lease(lease(), ttl_s=10, min_epoch=0)
     again = empty.coordinator.take_lease(lease(), ttl_s=10, min_epoch=0)
     assert again.held
-    assert again.lease is not None
-    assert again.lease.epoch == 2
+    assert again.lease == first.lease
+    higher = empty.coordinator.take_lease(lease(), ttl_s=10, min_epoch=4)
+    assert higher.lease is not None
+    assert higher.lease.epoch == 5
     assert not empty.coordinator.take_lease(lease(pid=2), ttl_s=10, min_epoch=0).held
 
 

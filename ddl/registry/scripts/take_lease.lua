@@ -1,4 +1,5 @@
--- Takes the lease if nobody, or this very process, holds it.
+-- Takes the lease if nobody holds it. Who asks again after a lost reply is told of the one it has: a
+-- call that is done twice, or late, must not fence its own caller.
 -- KEYS[1] lease  KEYS[2] epoch
 -- ARGV[1] Lease wanted  ARGV[2] time to live in ms  ARGV[3] least epoch to go beyond
 -- Returns {1 if held, Lease in force or '', its ms left, now}.
@@ -9,6 +10,10 @@ if present then
   local held = cjson.decode(present)
   if held.holder ~= wanted.holder or held.host ~= wanted.host or held.pid ~= wanted.pid then
     return {0, present, redis.call('PTTL', KEYS[1]), now}
+  end
+  if held.epoch > tonumber(ARGV[3]) then
+    redis.call('PEXPIRE', KEYS[1], ARGV[2])
+    return {1, present, tonumber(ARGV[2]), now}
   end
 end
 wanted.epoch = math.max(tonumber(redis.call('GET', KEYS[2]) or 0), tonumber(ARGV[3])) + 1
