@@ -1,0 +1,254 @@
+"""What must hold whatever goes wrong: looked at after every event, over all processes at once.
+
+The judge sees everything: what learners really handed in, what really stands in the store, who
+holds the lease. It folds the log by itself, makes every merge again from the learners' own books,
+and breaks the history off at the first thing that is not as it must be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ddl.core.learner import Adoption
+from ddl.core.log import LogState
+from ddl.errors import DdlError, IntegrityError, LeaseLostError, RegistryError, StoreError
+from ddl.protocol import wire
+from ddl.protocol.records import Amount, FragmentStep, Handin, HandinId, LogRecord, Receipt
+from ddl.sim.payloads import Outer, Weights, decode, outer_step
+
+if TYPE_CHECKING:
+    from ddl.sim.coordinator import Coordinator
+    from ddl.sim.learner import Learner
+    from ddl.sim.world import World
+
+Life = tuple[str, int, int]
+"""Learner, incarnation, fragment."""
+
+
+class ViolationError(Exception):
+    """Something that must always hold does not. No process may catch it."""
+
+
+class Judge:
+    """Watches one history.
+
+    Attributes:
+        log: the log as folded by the judge.
+        receipts: every receipt in it.
+        books: what learners handed in, by id: the announcement and what a reader decodes.
+        seen: contributions that a coordinator knew of.
+    """
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._lease_s = world.run.settings.liveness.lease_s
+        self.log = LogState.genesis(world.run)
+        self.receipts: dict[HandinId, Receipt] = {}
+        self.received_at: dict[HandinId, float] = {}
+        self.books: dict[HandinId, tuple[Handin, int]] = {}
+        self.committed_at: list[float] = [world.timeline.now] * world.num_fragments
+        self._totals: dict[Life, Amount] = {}
+        self._published: dict[tuple[int, int], tuple[str, int]] = {}
+        self._state: list[tuple[int, int | None]] = []
+        for fragment, ref in enumerate(world.run.fragments):
+            weights = decode(ref, world.store.objects[ref.key], Weights)
+            assert weights is not None
+            self._published[fragment, 0] = ref.sha256, weights.value
+            self._state.append((weights.value, None))
+
+    def expect(self, holds: bool, sentence: str) -> None:
+        """Break the history off unless something holds."""
+        if not holds:
+            raise ViolationError(sentence)
+
+    def expect_none(self, who: str, broken: Sequence[str]) -> None:
+        """Break the history off if there is anything in a list of what is wrong."""
+        if broken:
+            raise ViolationError(f"{who}: {'; '.join(broken)}")
+
+    # ---- the log ------------------------------------------------------------------------------
+
+    def on_new_object(self, key: str) -> None:
+        """An object came into the store."""
+        if key.startswith(self._world.keys.commits):
+            self._on_record(self._world.store.objects[key])
+
+    def _on_record(self, data: bytes) -> None:
+        record = wire.parse(data, LogRecord, what="record")
+        self._world.say("log", record.kind, _describe(record))
+        line_before = self.log.line
+        try:
+            self.log.apply(record, wire.digest(data))
+        except IntegrityError as error:
+            raise ViolationError(str(error)) from error
+        for receipt in record.receipts:
+            self._on_receipt(receipt, line_before)
+        for step in record.fragments:
+            self._on_version(record, step)
+
+    def _on_receipt(self, receipt: Receipt, line: int) -> None:
+        id_ = receipt.id
+        self.expect(id_ not in self.receipts, f"{id_} has two receipts")
+        self.receipts[id_] = receipt
+        self.received_at[id_] = self._world.timeline.now
+        book = self.books.get(id_)
+        if book is None:
+            raise ViolationError(f"{id_} has a receipt, but was never handed in")
+        handin, _ = book
+        self.expect(
+            (handin.steps, handin.tokens) == (receipt.steps, receipt.tokens),
+            f"the receipt of {id_} is for other steps or tokens than were handed in",
+        )
+        if receipt.fate == "merged":
+            self.expect(handin.line == line, f"{id_} of line {handin.line} is merged on {line}")
+
+    def _on_version(self, record: LogRecord, step: FragmentStep) -> None:
+        fragment = step.fragment
+        self.committed_at[fragment] = self._world.timeline.now
+        weights, momentum = self._stored(step)
+        if record.kind == "step":
+            self._check_merge(record, step, (weights, momentum))
+        self._state[fragment] = weights, momentum
+        self._published[fragment, step.version_after] = step.published.sha256, weights
+
+    def _stored(self, step: FragmentStep) -> tuple[int, int | None]:
+        """Weights and momentum as they lie in the store."""
+        objects = self._world.store.objects
+        weights = decode(step.published, objects[step.published.key], Weights)
+        if weights is None:
+            raise ViolationError(f"{step.published.key} is committed and damaged")
+        if step.outer is None:
+            return weights.value, None
+        outer = decode(step.outer, objects[step.outer.key], Outer)
+        if outer is None:
+            raise ViolationError(f"{step.outer.key} is committed and damaged")
+        return weights.value, outer.momentum
+
+    def _check_merge(
+        self, record: LogRecord, step: FragmentStep, stored: tuple[int, int | None]
+    ) -> None:
+        """Make the merge again, of what the learners themselves say they handed in."""
+        merged = [r for r in record.receipts if r.fate == "merged" and r.fragment == step.fragment]
+        settings = self.log.settings
+        quorum, limit = settings.round.quorum, settings.round.staleness_max
+        self.expect(bool(merged), f"record {record.seq} merges nothing")
+        for receipt in merged:
+            stale = max(0, step.version_before - self.books[receipt.id][0].oldest_base - 1)
+            self.expect(stale <= limit, f"{receipt.id} is merged with staleness {stale}")
+            self._check_alignment(self.books[receipt.id][0])
+        self.expect(
+            len(merged) >= quorum or settings != self._world.run.settings,
+            f"record {record.seq} merges {len(merged)} contributions, the quorum is {quorum}",
+        )
+        master, momentum = self._state[step.fragment]
+        expected = outer_step(
+            [(r.weight, self.books[r.id][1]) for r in merged],
+            master=master,
+            momentum=momentum,
+            lr=settings.outer.lr,
+            mu=settings.outer.momentum,
+        )
+        self.expect(
+            stored == expected,
+            f"f{step.fragment} v{step.version_after} is not what its receipts make of "
+            f"v{step.version_before}",
+        )
+
+    def _check_alignment(self, handin: Handin) -> None:
+        for fragment, version in enumerate(handin.held):
+            self.expect(
+                (fragment, version) in self._published,
+                f"{handin.id} is merged, but holds f{fragment} v{version}, which never was",
+            )
+
+    # ---- learners -----------------------------------------------------------------------------
+
+    def on_handed_in(self, handin: Handin, decoded: int) -> None:
+        """A learner has made a contribution; from now on it must not be lost by anyone else."""
+        self.expect(handin.id not in self.books, f"{handin.id} was handed in before")
+        self.books[handin.id] = handin, decoded
+        life = handin.id[:3]
+        total = self._totals.get(life, Amount()) + Amount(steps=handin.steps, tokens=handin.tokens)
+        self._totals[life] = total
+        self.expect(handin.total == total, f"{handin.id} says {handin.total} in all, not {total}")
+
+    def on_adoption(self, learner: Learner, adoption: Adoption, value: int, sha256: str) -> None:
+        """A learner takes a version up."""
+        self.expect(
+            self._published.get((adoption.fragment, adoption.version)) == (sha256, value),
+            f"{learner.name} adopts f{adoption.fragment} v{adoption.version}, which is not what "
+            "was published as that",
+        )
+
+    # ---- coordinators -------------------------------------------------------------------------
+
+    def on_record_issued(self, coordinator: Coordinator, record: LogRecord) -> None:
+        """A coordinator is about to put a record."""
+        _, renewed_at = self._world.leases[coordinator.holder]
+        age_s = self._world.timeline.now - renewed_at
+        self.expect(
+            age_s < self._lease_s,
+            f"{coordinator.name} writes record {record.seq} on a lease that it took or renewed "
+            f"{age_s:.1f} s ago; it lasts {self._lease_s:g} s",
+        )
+
+    def on_coordinator_end(self, coordinator: Coordinator, error: DdlError) -> None:
+        """A coordinator ends by itself: only for a reason that lies outside of it."""
+        self.expect(
+            isinstance(error, LeaseLostError | RegistryError | StoreError),
+            f"{coordinator.name} ends with {type(error).__name__}: {error}",
+        )
+        if isinstance(error, LeaseLostError):
+            others = [
+                epoch for who, (epoch, _) in self._world.leases.items() if who != coordinator.holder
+            ]
+            self.expect(
+                max(others, default=0) >= coordinator.epoch,
+                f"{coordinator.name} gives epoch {coordinator.epoch} up ({error}), and nobody else "
+                "was ever given as high a one",
+            )
+
+    # ---- the end ------------------------------------------------------------------------------
+
+    def unsettled(self, before: float) -> list[str]:
+        """What still waits although it has been left in peace since the instant `before`."""
+        return [
+            *self._without_receipt(before),
+            *self._idle_fragments(before),
+            *self._idle_learners(before),
+        ]
+
+    def _without_receipt(self, before: float) -> list[str]:
+        world = self._world
+        return [
+            f"{id_} has no receipt"
+            for id_, announced_at in world.announced_at.items()
+            if announced_at <= before and id_ not in self.receipts and world.is_known(id_)
+        ]
+
+    def _idle_fragments(self, before: float) -> list[str]:
+        return [
+            f"fragment {fragment} has no new version"
+            for fragment, at in enumerate(self.committed_at)
+            if at <= before
+        ]
+
+    def _idle_learners(self, before: float) -> list[str]:
+        recent = {
+            (id_.learner, id_.fragment)
+            for id_, at in self.received_at.items()
+            if at > before and self.receipts[id_].fate == "merged"
+        }
+        return [
+            f"nothing of {learner.name} is merged into fragment {fragment}"
+            for learner in self._world.living_learners()
+            for fragment in range(self._world.num_fragments)
+            if (learner.name, fragment) not in recent
+        ]
+
+
+def _describe(record: LogRecord) -> str:
+    moves = " ".join(f"f{s.fragment} v{s.version_after}" for s in record.fragments)
+    fates = " ".join(f"{r.id}={r.fate}" for r in record.receipts)
+    return f"{record.seq:>4}  epoch {record.epoch}  {moves or '-'}  <- {fates or '-'}"
