@@ -8,10 +8,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Protocol, Self, TypeVar
 
 from ddl.core.snapshot import snapshot
 from ddl.protocol.records import LearnerView, RunSnapshot
@@ -55,6 +55,17 @@ def build(ctx):
 '''
 
 
+class Process(Protocol):
+    """What tests do with a process; `subprocess.Popen` is one."""
+
+    pid: int
+
+    def poll(self) -> int | None: ...
+    def wait(self, timeout: float | None = None) -> int: ...
+    def send_signal(self, signal: int, /) -> None: ...
+    def kill(self) -> None: ...
+
+
 class Fleet:
     """Processes of one run in one folder; as a context manager it ends them all by pid.
 
@@ -76,7 +87,8 @@ class Fleet:
         self.environment = dict(environment or {})
         self.redis_url = redis_url
         self.run = run
-        self.processes: list[subprocess.Popen[bytes]] = []
+        self.task = PACED_TASK
+        self.processes: list[Process] = []
         self._num = 0
         self._reader = RedisReader(redis_url, run)
 
@@ -103,7 +115,7 @@ class Fleet:
         return f"{self.redis_url}?run={self.run}"
 
     def write_run(self, **sections: Mapping[str, object]) -> Path:
-        """`run.toml` and `task.py` of the paced task, with short waits; `sections` stand above."""
+        """`run.toml`, with short waits, and `task.py`, which is `task`; `sections` stand above."""
         tables: dict[str, dict[str, object]] = {
             "run": {"name": self.run},
             "redis": {"url": self.redis_url},
@@ -118,12 +130,12 @@ class Fleet:
         for name, values in tables.items():
             lines.append(f"[{name}]")
             lines += [f"{k} = {_toml(v)}" for k, v in values.items()]
-        (self.folder / "task.py").write_text(PACED_TASK)
+        (self.folder / "task.py").write_text(self.task)
         path = self.folder / "run.toml"
         path.write_text("\n".join(lines) + "\n")
         return path
 
-    def ddl(self, *arguments: str) -> subprocess.Popen[bytes]:
+    def ddl(self, *arguments: str) -> Process:
         """Start `ddl ARGUMENTS` with its output in a log file of its own."""
         self._num += 1
         words = [a for a in arguments[:2] if a.isalpha()]
@@ -132,17 +144,22 @@ class Fleet:
         own = {"DDL_SPOOL": str(home / "spool"), "OMP_NUM_THREADS": "1"}
         if self.apart:
             own |= {"HOME": str(home)}
+        process = self._start(arguments, home, log, os.environ | own | self.environment)
+        self.processes.append(process)
+        return process
+
+    def _start(
+        self, arguments: Sequence[str], home: Path, log: Path, environment: Mapping[str, str]
+    ) -> Process:
         with log.open("wb") as output:
-            process = subprocess.Popen(
+            return subprocess.Popen(
                 [sys.executable, "-m", "ddl_cli", *arguments],
                 cwd=home,
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL,
-                env=os.environ | own | self.environment,
+                env=environment,
             )
-        self.processes.append(process)
-        return process
 
     def _home(self, name: str) -> Path:
         home = self.folder / name
@@ -156,14 +173,15 @@ class Fleet:
         (path,) = self.folder.glob(f"{num:02d}-*.log")
         return path.read_text()
 
-    def coordinator(self, *more: str) -> subprocess.Popen[bytes]:
+    def coordinator(self, *more: str) -> Process:
         return self.ddl("coordinator", "start", "run.toml", *more)
 
-    def learner(self, id_: str, *more: str) -> subprocess.Popen[bytes]:
+    def learner(self, id_: str, *more: str, via: str | None = None) -> Process:
+        """Start a learner; `via`: another way to the same Redis."""
         return self.ddl(
             "learner",
             "join",
-            self.address,
+            f"{via or self.redis_url}?run={self.run}",
             "--task",
             "task.py",
             "--id",
@@ -197,7 +215,7 @@ class Fleet:
         self.until(lambda: self.version() >= version, f"version {version}", within_s=within_s)
 
 
-def kill(process: subprocess.Popen[bytes]) -> None:
+def kill(process: Process) -> None:
     """SIGKILL, and wait until it is gone."""
     assert process.poll() is None, "it had ended before it could be killed"
     process.send_signal(signal.SIGKILL)

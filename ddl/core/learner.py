@@ -272,6 +272,7 @@ class LearnerMachine:
         assert track.outstanding is not None
         amount = track.outstanding.amount
         track.seq -= 1
+        track.launch = -1  # as if it had never been: the round may still wait for us
         track.handed_in -= amount
         track.discarded += amount
         track.outstanding = None

@@ -187,7 +187,7 @@ class Learner:
         if self._warm is not None and self._warm.is_due(now):
             self._keep_warm(self._warm)
         if plan.pause and plan.stop is None:
-            self._stand_still()
+            self._stand_still(plan.pause)
         shared.clock.leave(self._now())
         return self.progress
 
@@ -244,10 +244,11 @@ class Learner:
                 )
             self._port.assign({**values, **fragment.buffers})
 
-    def _stand_still(self) -> None:
+    def _stand_still(self, reason: str) -> None:
         """Take no step until there is no more reason for it; beats, hand-ins and adoptions go on."""
         shared = self._shared
         started = self._now()
+        self._session.journal.tell("learner.paused", reason)
         while True:
             shared.raise_fatal()
             with shared.changed:
@@ -257,7 +258,10 @@ class Learner:
             plan = self._do_what_is_due()
             if plan.stop is not None or not plan.pause:
                 break
-        shared.clock.pause(self._now() - started)
+        paused_s = self._now() - started
+        shared.clock.pause(paused_s)
+        if plan.stop is None:
+            self._session.journal.tell("learner.resumed", f"after {paused_s:.1f} s")
 
     # ---- across lives ---------------------------------------------------------------------------
 

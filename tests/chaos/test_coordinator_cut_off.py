@@ -1,0 +1,40 @@
+"""The coordinator is killed at every point of a version's way out; learners train on meanwhile."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from tests.chaos.books import check_books
+from tests.chaos.forked import ChaosFleet
+
+pytestmark = [pytest.mark.chaos, pytest.mark.slow, pytest.mark.timeout(300)]
+
+POINTS = ("published", "outer", "logged", "shown")
+
+
+@pytest.mark.parametrize("num_fragments", [1, 4])
+def test_killed_at_any_point(fleet: ChaosFleet, num_fragments: int) -> None:
+    """T23: the next one completes or repeats the round; no version is lost, none counts twice."""
+    fleet.begin(
+        fragments={"num": num_fragments}, round={"in_flight": num_fragments, "staleness_max": 30}
+    )
+    fleet.learner("second")
+    fleet.processes[0].send_signal(signal.SIGTERM)
+    assert fleet.processes[0].wait(timeout=60) == 0
+    for point in POINTS:
+        before = fleet.version()
+        failpoint = fleet.fail(point, signal.SIGKILL, nth=2)
+        coordinator = fleet.coordinator()
+        assert coordinator.wait(timeout=60) == -signal.SIGKILL
+        assert failpoint.reached
+        assert fleet.version() > before, "the one before was of use, too"
+        fleet.until_steps("steady")
+        fleet.until_steps("second")
+    fleet.coordinator()
+    fleet.until_merged("steady")
+    fleet.until_merged("second")
+    fleet.until_grown(3)
+    fleet.finish()
+    check_books(fleet.store, fleet.run, fleet.look())
