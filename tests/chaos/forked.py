@@ -78,6 +78,15 @@ class ChaosFleet(Fleet):
         self.until_version(2)
         return steady
 
+    def stuck(self, learner: str, where: str, *args: str) -> tuple[Process, Path]:
+        """Start a learner that gets stuck (`chaos_task`); the file is there once it is.
+
+        `args`: more of its task's arguments, KEY=VALUE.
+        """
+        mark = self.folder / f"stuck in {where}"
+        all_args = [f"stuck={where}", f"mark={mark}", *args]
+        return self.learner(learner, *(word for arg in all_args for word in ("--arg", arg))), mark
+
     def finish(self) -> None:
         """Stop the run, and wait until all its processes have ended by themselves."""
         assert self.ddl("stop", self.address).wait(timeout=60) == 0

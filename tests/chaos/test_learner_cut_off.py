@@ -15,7 +15,7 @@ from ddl.protocol.records import HandinId
 from tests.chaos.books import check_books, receipts, spooled
 from tests.chaos.forked import ChaosFleet
 
-pytestmark = [pytest.mark.chaos, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.chaos, pytest.mark.slow, pytest.mark.timeout(300)]
 
 POINTS = ("snapshot", "encoded", "spooled", "put", "announced")
 

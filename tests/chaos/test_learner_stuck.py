@@ -1,19 +1,17 @@
-"""Learners that are asked to leave while they are busy, that hang, that hold the GIL, that raise."""
+"""Learners that are asked to leave while they are busy, that hang, that hold the GIL."""
 
 from __future__ import annotations
 
 import signal
 import time
 from collections.abc import Mapping
-from pathlib import Path
 
 import pytest
 
 from tests.chaos.books import check_books, receipts, spooled
 from tests.chaos.forked import ChaosFleet
-from tests.processes import Process
 
-pytestmark = [pytest.mark.chaos, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.chaos, pytest.mark.slow, pytest.mark.timeout(300)]
 
 DRAIN_S = 4.0
 PHASES = ("build", "download", "step", "step in C", "upload")
@@ -23,7 +21,7 @@ def test_asked_to_leave_in_every_phase(fleet: ChaosFleet) -> None:
     """T26: it ends with 75 within `drain_s`, says goodbye, and what it had encoded is not lost."""
     _begin(fleet)
     for phase in PHASES:
-        learner, mark = _stuck(fleet, "busy", phase)
+        learner, mark = fleet.stuck("busy", phase)
         fleet.until(mark.exists, f"it is stuck in: {phase}")
         asked_at = time.monotonic()
         learner.send_signal(signal.SIGTERM)
@@ -40,38 +38,11 @@ def test_asked_to_leave_in_every_phase(fleet: ChaosFleet) -> None:
     check_books(fleet.store, fleet.run, fleet.look(), killed=("busy",))
 
 
-def test_asked_to_leave_while_it_imports(fleet: ChaosFleet) -> None:
-    """T26: SIGTERM counts before torch is there: 75, and the run never hears of it."""
-    _begin(fleet)
-    fleet.forks = False
-    learner = fleet.learner("early")
-    maps = Path(f"/proc/{learner.pid}/maps")
-    fleet.until(lambda: "libtorch" in maps.read_text(), "it imports torch")
-    learner.send_signal(signal.SIGTERM)
-    assert learner.wait(timeout=60) == 75
-    assert "early" not in fleet.look().learners
-
-
-def test_training_that_raises(fleet: ChaosFleet) -> None:
-    """Exit code 1, one sentence with its place, and a clean leave that shows why."""
-    _begin(fleet)
-    learner, _ = _stuck(fleet, "faulty", "raise")
-    assert learner.wait(timeout=60) == 1
-    log = fleet.log_of(learner)
-    assert "training raised ZeroDivisionError: the loss is no more" in log
-    assert "Traceback" not in log
-    view = fleet.view("faulty")
-    assert view is not None
-    assert view.state == "left"
-    assert "ZeroDivisionError: the loss is no more" in view.error
-    fleet.until_grown()
-
-
 def test_a_step_that_holds_the_gil(fleet: ChaosFleet) -> None:
     """T17: three times `suspect_s` without a beat: seen as suspect, never as gone, and what it hands
     in afterwards is merged."""
     _begin(fleet, liveness={"gone_s": 60.0})
-    _, mark = _stuck(fleet, "busy", "step with the GIL", "seconds=3")
+    _, mark = fleet.stuck("busy", "step with the GIL", "seconds=3")
     fleet.until(mark.exists, "it holds the GIL")
     seen = set()
 
@@ -90,7 +61,7 @@ def test_a_step_that_holds_the_gil(fleet: ChaosFleet) -> None:
 def test_a_learner_that_stands_still_holds_nobody_up(fleet: ChaosFleet) -> None:
     """T11: alive, but without a step, it is stalled: rounds go on and do not wait for it."""
     _begin(fleet, round={"deadline_s": 60.0})
-    _, mark = _stuck(fleet, "stuck", "step")
+    _, mark = fleet.stuck("stuck", "step")
     fleet.until(mark.exists, "it stands still")
     fleet.until(lambda: _state(fleet, "stuck") == "stalled", "it is seen to stand still")
     beat = fleet.look().beats["stuck"]
@@ -140,14 +111,6 @@ def _begin(fleet: ChaosFleet, **sections: Mapping[str, object]) -> None:
     for name, values in sections.items():
         settings[name] = {**settings.get(name, {}), **values}
     fleet.begin(**settings)
-
-
-def _stuck(fleet: ChaosFleet, name: str, where: str, *more: str) -> tuple[Process, Path]:
-    """Start a learner that gets stuck, and the file that tells when it is."""
-    mark = fleet.folder / f"stuck in {where}"
-    args = [f"stuck={where}", f"mark={mark}", *more]
-    process = fleet.learner(name, *(word for arg in args for word in ("--arg", arg)))
-    return process, mark
 
 
 def _state(fleet: ChaosFleet, learner: str) -> str:

@@ -276,7 +276,7 @@ def test_rounds_of_another_line_pull_nothing() -> None:
 
 def test_weights_that_are_not_finite_are_given_up() -> None:
     """Nothing was handed in: the number is used again, the steps are discarded, and the run's
-    weights are taken anew."""
+    weights are taken anew. The round still waits, and gets what is trained on those."""
     learner = aligned()
     steps(learner, 3)
     learner.on_beat(reply(rounds=(open_round(0, 7),)))
@@ -287,6 +287,11 @@ def test_weights_that_are_not_finite_are_given_up() -> None:
     assert learner.tracks[0].discarded == Amount(steps=3, tokens=300)
     assert not learner.aligned
     assert not check_learner(learner)
+    for fragment in (0, 1):
+        stage(learner, fragment, 0)
+    learner.begin(learner.plan(100.0))
+    steps(learner, 1)
+    assert [(s.launch, s.seq) for s in learner.plan(100.0).snapshots] == [(7, 1)]
 
 
 def test_a_predecessor_s_contribution_blocks_its_fragment() -> None:
