@@ -22,6 +22,7 @@ from ddl_cli.commands import (
     gc,
     init,
     learner,
+    plan,
     rm,
     runs,
     status,
@@ -85,6 +86,7 @@ app.command("demo")(demo.demo)
 app.command("status")(status.status)
 app.command("init")(init.init)
 app.command("doctor")(doctor.doctor)
+app.command("plan")(plan.plan)
 app.add_typer(config.app, name="config")
 app.command("pause")(steer.pause)
 app.command("resume")(steer.resume)

@@ -21,11 +21,7 @@ import torch
 
 from ddl.errors import ConfigError, TaskError
 from ddl.protocol.records import Layout, Rule, TensorKind, TensorSpec
-
-FULL_FRAGMENT_BYTES: Final = 8 * 1024 * 1024
-"""From this size on a fragment's transfer costs more than its round trips."""
-SMALL_FRAGMENT_BYTES: Final = 64 * 1024
-"""Models of less than four full fragments are cut into pieces of this size, four at most."""
+from ddl.protocol.sizes import default_num_fragments
 
 _DELTA_BYTES: Final = 4
 """Parameters count as fp32, the form in which they are merged, whatever type they are trained in."""
@@ -115,19 +111,6 @@ def plan_layout(
             for info in infos
         ),
     )
-
-
-def default_num_fragments(num_bytes: int, num_parameters: int, every_steps: int) -> int:
-    """How many fragments suit a model whose parameters take `num_bytes` in fp32.
-
-    As many as can hold 8 MiB each. If that is fewer than four, one per 64 KiB up to four: small
-    models have no use for large transfers, but staggered rounds serve them as well. Never more than
-    there are parameters, nor than H, so that a fragment has at least one step on it.
-    """
-    num = num_bytes // FULL_FRAGMENT_BYTES
-    if num < 4:
-        num = min(4, num_bytes // SMALL_FRAGMENT_BYTES)
-    return max(1, min(num, num_parameters, every_steps))
 
 
 def default_rule(info: TensorInfo, method: Literal["rda", "mean"]) -> Rule:

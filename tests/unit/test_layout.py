@@ -13,8 +13,9 @@ from torch import nn
 
 from ddl.errors import ConfigError, TaskError
 from ddl.merge.inspect import canonical_name, describe_model
-from ddl.merge.layout import TensorInfo, default_num_fragments, plan_layout
+from ddl.merge.layout import TensorInfo, plan_layout
 from ddl.protocol.records import Layout, Rule
+from ddl.protocol.sizes import default_num_fragments
 
 MIB = 1024 * 1024
 

@@ -1,0 +1,205 @@
+"""`ddl plan`: what a run would need, before it is begun."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ddl import config
+from ddl.config import Loaded, Settings
+from ddl.errors import ConfigError
+from ddl.plan import UTILISATIONS, Plan, Prices, Situation
+from ddl.plan import plan as make_plan
+from ddl.protocol.sizes import default_num_fragments
+from ddl.protocol.wire import canonical
+from ddl_cli.arguments import key_values
+from ddl_cli.units import short_number, short_time
+
+_COUNT = re.compile(r"(\d+(?:\.\d+)?)\s*([kKmMgGbBtT]?)")
+_FACTORS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "b": 1e9, "t": 1e12}
+_LEAST = 1e-9
+
+
+def plan(
+    file: Annotated[
+        Path | None,
+        typer.Argument(metavar="[RUN.toml]", help="A settings file.", show_default=False),
+    ] = None,
+    parameters: Annotated[
+        str | None,
+        typer.Option(metavar="COUNT", help="Of the model, such as 124M or 1.3B."),
+    ] = None,
+    task: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Build its model and count, in place of --parameters."),
+    ] = None,
+    learners: Annotated[int, typer.Option(min=1, help="That train at the same time.")] = 8,
+    step_s: Annotated[float, typer.Option(min=_LEAST, help="Seconds of a learner's step.")] = 1.0,
+    up_mbit: Annotated[
+        float, typer.Option(min=_LEAST, help="Of each learner, in million bits per second.")
+    ] = 100.0,
+    down_mbit: Annotated[float, typer.Option(min=_LEAST, help="The same, down.")] = 100.0,
+    coordinator_mbit: Annotated[
+        float, typer.Option(min=_LEAST, help="Of the coordinator, in each direction.")
+    ] = 1000.0,
+    changes: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Such as codec.up=int4; may be repeated."),
+    ] = None,
+    price_per_1000_puts: Annotated[
+        float, typer.Option(min=0.0, help="Of the object store; lists count as puts.")
+    ] = 0.0,
+    price_per_1000_gets: Annotated[float, typer.Option(min=0.0, help="Of the store.")] = 0.0,
+    price_per_gb_read: Annotated[float, typer.Option(min=0.0, help="Leaving the store.")] = 0.0,
+    price_per_gb_month: Annotated[float, typer.Option(min=0.0, help="Lying in it.")] = 0.0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object (Plan).")] = False,
+) -> None:
+    """Tell what a run would need: bytes, bandwidth, time, memory, requests and their price.
+
+    Settings come from RUN.toml, the environment and --set, as they do for a coordinator. Nothing is
+    connected to.
+    """
+    loaded = config.load(
+        file, environment=os.environ, flags=key_values(changes or [], option="--set")
+    )
+    situation = Situation(
+        fragments=_fragments(loaded, parameters, task),
+        learners=learners,
+        step_s=step_s,
+        up_bytes_per_s=up_mbit * 1e6 / 8,
+        down_bytes_per_s=down_mbit * 1e6 / 8,
+        coordinator_bytes_per_s=coordinator_mbit * 1e6 / 8,
+        settings=loaded.settings,
+        prices=Prices(
+            per_1000_puts=price_per_1000_puts,
+            per_1000_gets=price_per_1000_gets,
+            per_gb_read=price_per_gb_read,
+            per_gb_month=price_per_gb_month,
+        ),
+    )
+    made = make_plan(situation)
+    typer.echo(canonical(made) if as_json else "\n".join(_lines(made)))
+
+
+def _fragments(loaded: Loaded, parameters: str | None, task: Path | None) -> tuple[int, ...]:
+    """Elements in each fragment: of the model that the task builds, or equal parts of a count."""
+    if (parameters is None) == (task is None):
+        raise ConfigError(
+            "the size of the model is not known" if task is None else "its size is said twice",
+            hint="Give --parameters 1.3B, or --task FILE",
+        )
+    if task is None:
+        return _equal_parts(_count(parameters or ""), loaded.settings)
+    from ddl.coordinator.genesis import build_model
+
+    _, layout = build_model(loaded.settings, task)
+    return tuple(
+        sum(spec.numel for spec in specs if spec.kind == "parameter")
+        for specs in layout.by_fragment
+    )
+
+
+def _equal_parts(count: int, settings: Settings) -> tuple[int, ...]:
+    every_steps = settings.round.every_steps
+    num = settings.fragments.num or default_num_fragments(4 * count, count, every_steps)
+    if num > count:
+        raise ConfigError(f"a model of {count} parameters has no {num} fragments")
+    return tuple(count // num + (index < count % num) for index in range(num))
+
+
+def _count(text: str) -> int:
+    match = _COUNT.fullmatch(text.strip())
+    number = float(match[1]) * _FACTORS[match[2].lower()] if match else 0.0
+    if number < 1:
+        raise ConfigError(f"--parameters {text!r} is not a count", hint="Use 124M, 1.3B or 7000000")
+    return round(number)
+
+
+# ---- for people ---------------------------------------------------------------------------------
+
+
+def _lines(made: Plan) -> Iterator[str]:
+    traffic, hand_in, memory, storage = made.traffic, made.hand_in, made.memory, made.storage
+    yield (
+        f"{short_number(made.parameters)} parameters in {made.num_fragments} fragments, "
+        f"{made.learners} learners; up {made.up}, down {made.down}"
+    )
+    yield f"a round every {short_time(made.round_every_s)}, each fragment every {made.every_steps} steps"
+    yield ""
+    yield from _table(
+        "Bytes",
+        ("up, each hand-in", _size(traffic.up_bytes)),
+        ("down, each version", _size(traffic.down_bytes)),
+        ("each learner", f"{_size(traffic.learner_bytes_per_day)} a day"),
+        (
+            "the coordinator's link",
+            f"{_rate(traffic.coordinator_down_bytes_per_s)} down, "
+            f"{_rate(traffic.coordinator_up_bytes_per_s)} up",
+        ),
+    )
+    yield from _table(
+        "From a snapshot to its adoption",
+        ("encode", short_time(hand_in.encode_s)),
+        ("upload", short_time(hand_in.up_s)),
+        (
+            "fetch, merge, publish",
+            short_time(hand_in.fetch_s + hand_in.merge_s + hand_in.publish_s),
+        ),
+        ("download", short_time(hand_in.down_s)),
+        ("in all", f"{short_time(hand_in.total_s)} = {hand_in.steps:.1f} steps; {_verdict(made)}"),
+    )
+    yield from _table(
+        "Bandwidth of a learner's link, if it had to wait (it does not)",
+        *(
+            (f"{share:.0%} computing", _rate(row.bytes_per_s))
+            for share, row in zip(UTILISATIONS, made.utilisation, strict=True)
+        ),
+    )
+    yield from _table(
+        "Memory beside the user's own",
+        ("learner", f"{_size(memory.learner)}, {_size(memory.learner_aligning)} while it joins"),
+        ("learner's disk", _size(memory.learner_disk)),
+        ("coordinator", _size(memory.coordinator)),
+    )
+    price = f"; price {storage.price_per_day:.2f} a day" if storage.price_per_day else ""
+    yield from _table(
+        "Object store",
+        (
+            "requests",
+            f"{short_number(storage.puts_per_day)} puts, "
+            f"{short_number(storage.gets_per_day)} gets a day{price}",
+        ),
+        ("read", f"{_size(storage.read_bytes_per_day)} a day"),
+        (
+            "kept",
+            f"{_size(storage.kept_bytes)}, and for good "
+            f"{_size(storage.kept_for_good_bytes_per_day)} a day",
+        ),
+    )
+
+
+def _table(title: str, *rows: tuple[str, str]) -> Iterator[str]:
+    yield title
+    for name, value in rows:
+        yield f"  {name:<24}{value}"
+
+
+def _verdict(made: Plan) -> str:
+    if not made.hand_in.keeps_up:
+        return "the link is too slow: rounds will come less often"
+    if made.hand_in.fits:
+        return f"within tau = {made.overlap_steps}"
+    return f"more than tau = {made.overlap_steps}: hand-ins come late and are carried"
+
+
+def _size(num_bytes: float) -> str:
+    return f"{short_number(num_bytes)}B"
+
+
+def _rate(bytes_per_s: float) -> str:
+    return f"{short_number(8 * bytes_per_s)}bit/s"
