@@ -1,6 +1,6 @@
 """From fp32 values to the bytes of a contribution and back, for a fragment of 32M elements.
 
-    just bench codec [--json] [--rounds N]
+    just bench codec [--json] [--rounds N] [--one-core]
 
 Encoding writes a whole safetensors frame into memory that is there already and checks that all is
 finite; the digest is left out (see `just bench gate` for its speed). References in the same run: memcpy
@@ -22,7 +22,6 @@ from ddl.codec.payload import plan_payload, write_payload
 from tests.bench.contributions import (
     METADATA,
     SHAPES,
-    THREADS,
     Memcpy,
     specs,
     values,
@@ -40,7 +39,6 @@ def decode(codec: Codec, payload: memoryview, out: torch.Tensor) -> None:
 
 def main() -> int:
     asked = options(__doc__ or "")
-    torch.set_num_threads(THREADS)
     given = values(0)
     out = torch.zeros(NUMEL)
     memory = {
@@ -55,7 +53,7 @@ def main() -> int:
         cases[f"{name} decode"] = partial(decode, codec, memory[name], out)
     cases["memcpy"] = Memcpy(4 * NUMEL)
     cases["safetensors"] = partial(safetensors.torch.save, given)
-    seconds = take_turns(cases, asked.rounds)
+    seconds = take_turns(cases, asked)
 
     figures: dict[str, Figure] = {}
     for name in CODECS:
@@ -79,7 +77,7 @@ def main() -> int:
         figures[f"{name}.up_ratio"] = Figure(
             size, "ratio", 0.14 if name == "int4" else None, at_most=True
         )
-    return report("codec", figures, as_json=asked.json)
+    return report("codec", figures, asked)
 
 
 if __name__ == "__main__":

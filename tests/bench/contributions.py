@@ -19,8 +19,6 @@ from ddl.protocol.records import TensorSpec
 LEARNERS: Final = 8
 SHAPES: Final = [(4096, 2048)] * 4
 """Matrices too large for the caches, as a fragment of a large model has them."""
-THREADS: Final = 2
-
 METADATA: Final = b"{}"
 
 
@@ -41,14 +39,15 @@ def values(seed: int) -> dict[str, Tensor]:
 
 def contributions(codec: Codec, num: int) -> list[Contribution]:
     """Payloads of `num` learners, as they were fetched: still in stored form."""
-    made = []
     base = values(0)
-    for i in range(num):
+
+    def made(i: int) -> Contribution:
         # other values for each learner, without drawing 32M anew
         mine = {name: value.roll(i * 4099) for name, value in base.items()}
         payload, _ = write_payload(specs(), mine, {}, codec, METADATA)
-        made.append(decode_contribution(payload, specs(), codec.tag))
-    return made
+        return decode_contribution(payload, specs(), codec.tag)
+
+    return [made(i) for i in range(num)]
 
 
 class Memcpy:

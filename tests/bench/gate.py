@@ -1,6 +1,6 @@
 """What the gate does with a contribution's values at arrival: norms, and whether all are finite.
 
-    just bench gate [--json] [--rounds N]
+    just bench gate [--json] [--rounds N] [--one-core]
 
 One contribution of 32M elements in each codec, straight from its stored form; GB/s are those of the
 decoded fp32. The references take turns with it: what one would write in torch for fp32
@@ -15,12 +15,10 @@ import math
 from collections.abc import Callable
 from functools import partial
 
-import torch
-
 from ddl.codec.codecs import CODECS
 from ddl.codec.contribution import Contribution
 from ddl.merge.examine import examine
-from tests.bench.contributions import SHAPES, THREADS, Memcpy, contributions
+from tests.bench.contributions import SHAPES, Memcpy, contributions
 from tests.bench.report import Figure, options, report, take_turns
 
 NUM_BYTES = 4 * sum(math.prod(shape) for shape in SHAPES)
@@ -41,7 +39,6 @@ def check_plainly(row: Contribution) -> None:
 
 def main() -> int:
     asked = options(__doc__ or "")
-    torch.set_num_threads(THREADS)
     rows = {name: contributions(codec, 1)[0] for name, codec in CODECS.items()}
     cases: dict[str, Callable[[], object]] = {
         name: partial(check, row) for name, row in rows.items()
@@ -49,7 +46,7 @@ def main() -> int:
     cases["torch"] = partial(check_plainly, rows["fp32"])
     cases["memcpy"] = Memcpy(NUM_BYTES)
     cases["sha256"] = partial(hashlib.sha256, bytes(NUM_BYTES))
-    seconds = take_turns(cases, asked.rounds)
+    seconds = take_turns(cases, asked)
 
     rates = {name: NUM_BYTES / seconds[name] / 1e9 for name in seconds}
     slowest = min(rates[name] for name in CODECS)
@@ -64,7 +61,7 @@ def main() -> int:
         )
     for name in ("torch", "memcpy", "sha256"):
         figures[f"reference.{name}_gb_per_s"] = Figure(rates[name], "GB/s")
-    return report("gate", figures, as_json=asked.json)
+    return report("gate", figures, asked)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Merging 8 contributions of a fragment of 32M elements, outer step included.
 
-    just bench merge [--json] [--rounds N]
+    just bench merge [--json] [--rounds N] [--one-core]
 
 From the stored bytes of contributions to the next master and momentum, in fresh memory, by RDA. The
 references take turns with it: the pinned plain torch merge (`reference.py`; a mean, in place), ddl's
@@ -28,7 +28,7 @@ from ddl.merge.examine import examine
 from ddl.merge.kernel import Kernel
 from ddl.merge.step import Offer, merge_fragment
 from ddl.merge.torch_kernel import TORCH
-from tests.bench.contributions import LEARNERS, SHAPES, THREADS, Memcpy, contributions, specs
+from tests.bench.contributions import LEARNERS, SHAPES, Memcpy, contributions, specs
 from tests.bench.reference import merge_int4
 from tests.bench.report import Figure, options, report, take_turns
 
@@ -94,7 +94,6 @@ def peak_mb() -> float:
 
 def main() -> int:
     asked = options(__doc__ or "")
-    torch.set_num_threads(THREADS)
     if loops() is None:
         raise SystemExit("the fused kernel is not to be had: install numba, unset DDL_KERNEL")
     kernel, figures = chosen_kernel(), {}
@@ -117,7 +116,7 @@ def main() -> int:
         if name == "int4":
             cases["reference"] = partial(outer.merge_plainly, rows)
             cases["torch kernel"] = partial(outer.merge, offers, TORCH)
-        seconds = take_turns(cases, asked.rounds)
+        seconds = take_turns(cases, asked)
 
         rate = LEARNERS * NUMEL / seconds["fused"] / 1e9
         figures[f"{name}.gelem_per_s"] = Figure(rate, "Gelem/s", 1.0 if name == "int4" else None)
@@ -129,7 +128,7 @@ def main() -> int:
         goal = 0.5 if name in ("bf16", "fp32") else None
         figures[f"{name}.vs_memcpy"] = Figure(least_s / seconds["fused"], "ratio", goal)
         figures[f"{name}.merge_s"] = Figure(seconds["fused"], "s")
-    return report("merge", figures, as_json=asked.json)
+    return report("merge", figures, asked)
 
 
 if __name__ == "__main__":
