@@ -199,7 +199,8 @@ class LearnerMachine:
 
     def on_beat(self, reply: BeatReply) -> None:
         """The registry answered a beat."""
-        self._offline_since = None
+        if reply.coordinated:
+            self._offline_since = None
         if reply.incarnation > self.incarnation:
             self._fenced_by = reply.incarnation
         self.must_register = not reply.registered or (bool(self.boot) and reply.boot != self.boot)
@@ -219,7 +220,7 @@ class LearnerMachine:
         self._take_receipts(reply.receipts)
 
     def on_silence(self, now: float) -> None:
-        """The registry did not answer."""
+        """The registry did not answer, or only to say that nobody coordinates the run."""
         if self._offline_since is None:
             self._offline_since = now
 
@@ -512,7 +513,7 @@ class LearnerMachine:
             and now - self._offline_since > liveness.max_offline_s
             and liveness.offline_action == "pause"
         ):
-            return f"no answer from Redis for {now - self._offline_since:.0f} s"
+            return f"no word from a coordinator for {now - self._offline_since:.0f} s"
         return ""
 
     def _stop(self, now: float, *, handing_in: bool) -> Stop | None:
@@ -529,7 +530,8 @@ class LearnerMachine:
             and now - self._offline_since > liveness.max_offline_s
             and liveness.offline_action == "exit"
         ):
-            return Stop("offline", f"no Redis for more than {liveness.max_offline_s:g} s")
+            longest_s = liveness.max_offline_s
+            return Stop("offline", f"no word from a coordinator for more than {longest_s:g} s")
         if self._draining and not handing_in and self._is_drained(now):
             return Stop("drained", "asked to leave")
         return None

@@ -132,6 +132,8 @@ class BeatThread(Worker):
             machine = shared.machine
             seq_before = machine.head.seq if machine.head else -1
             machine.on_beat(reply)
+            if not reply.coordinated:
+                machine.on_silence(session.clock.monotonic())
             must_register = machine.must_register
             moved = machine.head is not None and machine.head.seq != seq_before
             self._forget_receipted()

@@ -492,7 +492,8 @@ class BeatReply(Record, frozen=True, kw_only=True):
     """All that a learner gets back for one beat.
 
     `incarnation` is the newest one of this learner's id: higher than ours means we are fenced.
-    `registered` is False when Redis does not know us (flushed, or never joined).
+    `registered` is False when Redis does not know us (flushed, or never joined). `coordinated`:
+    whether anybody holds the lease.
     `again` names hand-ins whose payload is to be put once more, and then announced once more.
     """
 
@@ -500,6 +501,7 @@ class BeatReply(Record, frozen=True, kw_only=True):
     boot: str
     registered: bool
     incarnation: int
+    coordinated: bool = True
     head: Head | None = None
     rounds: tuple[Round, ...] = ()
     receipts: tuple[Receipt, ...] = ()

@@ -72,10 +72,10 @@ class RedisLearner(RedisRun):
     ) -> BeatReply:
         k = self._keys
         keys = [k.run, k.learners, k.beats, k.handins, k.receipts, k.answers]
-        keys += [k.head, k.rounds, k.orders, k.arrivals]
+        keys += [k.head, k.rounds, k.orders, k.arrivals, k.lease]
         claims = canonical([_claim(handin) for handin in handins])
         reply = self._server.run("beat", keys, *_named(record), settings_digest, claims)
-        now, boot, lineage, newest, head, rounds, order, settings, receipts, again = reply
+        now, boot, lineage, newest, held, head, rounds, order, settings, receipts, again = reply
         if lineage and lineage.decode() != record.lineage:
             raise RefusedError(
                 f"the name {self._run!r} in Redis at {self._server.where} belongs to another run "
@@ -87,6 +87,7 @@ class RedisLearner(RedisRun):
             boot=boot.decode(),
             registered=newest == record.incarnation,
             incarnation=max(newest, record.incarnation),
+            coordinated=bool(held),
             head=optional(head, Head, what=f"Redis key {k.head}"),
             rounds=open_rounds(rounds, k.rounds),
             receipts=tuple(parse(r, Receipt, what=f"Redis key {k.receipts}") for r in receipts),

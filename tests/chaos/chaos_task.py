@@ -1,6 +1,7 @@
 """A small regression with steps of 20 ms, which can get stuck where the argument `stuck` says.
 
-It touches the file `mark` when it is stuck there. The steps taken stand in the file LEARNER.steps.
+It touches the file `mark` when it is stuck there. The steps taken stand in the file LEARNER.steps,
+and for each step the run's clock and the learning rate in force as a line of LEARNER.rates.
 """
 
 from __future__ import annotations
@@ -17,6 +18,16 @@ from ddl.store.local import LocalStore
 
 FOREVER_S = 600
 STUCK_AT_STEP = 12
+TOKENS = 16
+WARM_UP, END, FLOOR = 20 * TOKENS, 100 * TOKENS, 0.1
+
+
+def factor(progress: ddl.Progress) -> float:
+    """A schedule over the run's clock: warm-up, decay, and a floor from its end on."""
+    if progress.tokens < WARM_UP:
+        return (progress.tokens + TOKENS) / (WARM_UP + TOKENS)
+    left = max(0.0, (END - progress.tokens) / (END - WARM_UP))
+    return FLOOR + (1.0 - FLOOR) * left
 
 
 def build(ctx: ddl.TaskContext) -> ddl.Task:
@@ -36,11 +47,14 @@ def build(ctx: ddl.TaskContext) -> ddl.Task:
         torch.nn.Linear(8, width), torch.nn.Tanh(), torch.nn.Linear(width, 1)
     )
     optimizer = torch.optim.SGD(model.parameters(), lr=0.3 / width)
-    clock, taken = threading.Event(), Path(f"{ctx.learner}.steps")
+    clock = threading.Event()
+    taken, rates = Path(f"{ctx.learner}.steps"), Path(f"{ctx.learner}.rates")
 
     def step(batch: torch.Tensor, progress: ddl.Progress) -> ddl.StepResult:
         clock.wait(0.02)
         taken.write_text(str(progress.local_steps))
+        with rates.open("a") as file:
+            file.write(f"{progress.tokens} {optimizer.param_groups[0]['lr']!r}\n")
         if progress.local_steps == STUCK_AT_STEP:
             match stuck:
                 case "step":
@@ -59,13 +73,15 @@ def build(ctx: ddl.TaskContext) -> ddl.Task:
         optimizer.step()
         return ddl.StepResult(loss=loss, tokens=len(batch))
 
-    return ddl.Task(model=model, optimizer=optimizer, batches=_Batches(), step=step)
+    return ddl.Task(
+        model=model, optimizer=optimizer, batches=_Batches(), step=step, lr_factor=factor
+    )
 
 
 class _Batches:
     def __iter__(self) -> Any:
         while True:
-            yield torch.randn(16, 8)
+            yield torch.randn(TOKENS, 8)
 
 
 def _stick(what: str, get_stuck: Any) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from tests.chaos.books import check_books
 from tests.chaos.forked import ChaosFleet
+from tests.processes import kill
 
 pytestmark = [pytest.mark.chaos, pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -35,6 +36,22 @@ def test_killed_at_any_point(fleet: ChaosFleet, num_fragments: int) -> None:
     fleet.coordinator()
     fleet.until_merged("steady")
     fleet.until_merged("second")
+    fleet.until_grown(3)
+    fleet.finish()
+    check_books(fleet.store, fleet.run, fleet.look())
+
+
+def test_gone_for_too_long(fleet: ChaosFleet) -> None:
+    """T15: learners train on for `max_offline_s`, then stand still, saying why, until one is back."""
+    steady = fleet.begin(liveness={"max_offline_s": 2.0})
+    kill(fleet.processes[0])
+    fleet.until_steps("steady")
+    fleet.until(
+        lambda: "no word from a coordinator for 2 s" in fleet.log_of(steady), "it stands still"
+    )
+    fleet.until(lambda: fleet.record("steady").state == "paused", "it says so")
+    fleet.coordinator()
+    fleet.until_steps("steady")
     fleet.until_grown(3)
     fleet.finish()
     check_books(fleet.store, fleet.run, fleet.look())

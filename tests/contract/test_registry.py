@@ -411,6 +411,16 @@ def test_a_beat_says_and_hears_everything(joined: Sides) -> None:
     assert joined.learner.beat(record, [second], settings_digest=KNOWN).receipts == ()
 
 
+def test_a_beat_tells_whether_anybody_coordinates(joined: Sides) -> None:
+    """T15: Redis answers as before when the coordinator is dead; its lease runs out."""
+    assert not joined.learner.beat(learner(), [], settings_digest=KNOWN).coordinated
+    held = joined.coordinator.take_lease(lease("a"), ttl_s=30.0, min_epoch=1)
+    assert joined.learner.beat(learner(), [], settings_digest=KNOWN).coordinated
+    assert held.lease is not None
+    joined.coordinator.release_lease(held.lease)
+    assert not joined.learner.beat(learner(), [], settings_digest=KNOWN).coordinated
+
+
 def test_repeated_handins_are_entered_once(joined: Sides) -> None:
     """A beat after the receipt does not bring the hand-in back, and wakes nobody."""
     for _ in range(3):

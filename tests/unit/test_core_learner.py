@@ -497,6 +497,18 @@ def test_offline_for_too_long(action: Any) -> None:
     assert not learner.plan(261.0)
 
 
+def test_a_run_without_a_coordinator_counts_as_offline() -> None:
+    """T15: beats that are answered by Redis alone do not keep a learner training for ever."""
+    learner = aligned(liveness=LivenessSettings(max_offline_s=60.0))
+    learner.on_beat(reply())
+    for now in (200.0, 230.0, 260.5):
+        learner.on_beat(reply(coordinated=False))
+        learner.on_silence(now)
+        assert bool(learner.plan(now).pause) == (now > 260.0)
+    learner.on_beat(reply())
+    assert not learner.plan(261.0)
+
+
 def test_redis_rebuilt_means_register_again() -> None:
     """A new boot, or not being known, asks for a registration."""
     learner = aligned()
