@@ -381,6 +381,7 @@ def test_a_second_coordinator_is_refused_and_names_the_first(toml: Path) -> None
         assert first.error is None
 
 
+@pytest.mark.promise(2)
 def test_a_coordinator_that_was_replaced_writes_nothing_more(
     toml: Path, store: LocalStore, join: Join, redis_url: str
 ) -> None:

@@ -37,6 +37,7 @@ def two_at_once(num_fragments: int, **sections: msgspec.Struct) -> Run:
     return Run(settings_of(num_fragments, round=rounds, **sections), infos(num_fragments))  # type: ignore[arg-type]
 
 
+@pytest.mark.promise(3)
 @pytest.mark.promise(5)
 @ONE_AND_MANY
 def test_a_refused_contribution_changes_nothing_but_its_receipt(num_fragments: int) -> None:

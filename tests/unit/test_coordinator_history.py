@@ -179,6 +179,7 @@ def test_writing_the_same_record_again_is_a_success(history: History) -> None:
     assert history.newest_seq() == 1
 
 
+@pytest.mark.promise(2)
 def test_a_seq_that_is_taken_shows_what_took_it(history: History) -> None:
     """And nothing is overwritten."""
     state = LogState.genesis(RECORD_0)
