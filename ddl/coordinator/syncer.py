@@ -9,21 +9,26 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final
 
 from ddl.clock import Clock
+from ddl.codec.frame import Buffer
 from ddl.coordinator.gate import Passed, Rejected, check_announced_size, check_payload
-from ddl.coordinator.payloads import Base, Payloads
+from ddl.coordinator.payloads import Base, Made, Payloads
 from ddl.core import events as e
 from ddl.core.log import FragmentHead
 from ddl.errors import ObjectNotFoundError, StoreError, TaskError
 from ddl.fused.choice import prepare
-from ddl.merge.step import Offer, merge_fragment
+from ddl.merge.step import Merged, Offer, merge_fragment
 from ddl.protocol.records import Handin, HandinId, ObjectRef, RunRecord, Waits
 from ddl.store.base import Store
 
 BASES_BYTES_MAX: Final = 2 * 1024**3
 """Memory for what merges start from, kept from one merge of a fragment to its next."""
+
+OBJECTS_MAX: Final = 3
+"""Of one version: step, fragment and outer state."""
 
 
 class Syncer:
@@ -87,7 +92,7 @@ class Syncer:
     # ---- merges -----------------------------------------------------------------------------
 
     def merge(self, order: e.Merge) -> e.Merged | e.MergeFailed:
-        """Make the next version of a fragment and put it, payload by payload.
+        """Make the next version of a fragment and put its objects.
 
         Fails when the result is not finite; the largest contribution is then to blame.
         May be called again after a StoreError, with the same result.
@@ -117,9 +122,7 @@ class Syncer:
         )
         merged_at = clock.monotonic()
         try:
-            made = self._payloads.make(
-                fragment, base, order.base.version, merged, self._payloads.put
-            )
+            made = self._make(fragment, base, order.base.version, merged)
         except TaskError as error:
             norms = [passed.seen.norm for passed in fetched]
             worst = order.inputs[norms.index(max(norms))].handin.id
@@ -132,6 +135,19 @@ class Syncer:
             publish_s=clock.monotonic() - merged_at,
         )
         return e.Merged(order.launch, made.step, merged.health, merged.kernel, waits)
+
+    def _make(self, fragment: int, base: Base, before: int, merged: Merged) -> Made:
+        """Make a version; its first objects are put while the later ones are still written."""
+        puts: list[Future[None]] = []
+
+        def put(ref: ObjectRef, data: Buffer) -> None:
+            puts.append(pool.submit(self._payloads.put, ref, data))
+
+        with ThreadPoolExecutor(OBJECTS_MAX, thread_name_prefix="put") as pool:
+            made = self._payloads.make(fragment, base, before, merged, put)
+        for done in puts:
+            done.result()
+        return made
 
 
 class _Bases:

@@ -1,0 +1,156 @@
+"""What ddl costs the loop it is put around.
+
+    just bench learner [--json] [--rounds N]
+
+Everything runs on this machine: coordinator, Redis, a directory as store, and the loops. A round of a
+case is the loops with ddl (a run made for it), then the same loops without, each in processes of
+their own; `steps_ratio` is the median over the rounds of with / without.
+
+* `gpu`: one loop whose step waits 50 ms without the GIL, as for a GPU, and does a small real update;
+  with a sound store, one that answers the learner 10 times slower, and one that is away. `stall_ratio`
+  is the share of the time that the loop spends in `Learner.step`.
+* `cpu_bound`: three loops that compute all the time, on the same cores as all the rest.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+from ddl.embedded import EmbeddedRedis
+from tests.bench import loops
+from tests.bench.report import Figure, Options, options, report
+from tests.processes import Fleet
+
+GPU = ("--wait-s", "0.05", "--batch", "32")
+CPU = ("--wait-s", "0", "--batch", "640")
+
+
+class Measured(NamedTuple):
+    """Loops that ran side by side.
+
+    Attributes:
+        steps_per_s: of all together, while all were training.
+        stall_ratio: share of their time in `Learner.step`.
+        cpu_per_step_s: CPU time of a loop's process beside the training thread's, per step.
+    """
+
+    steps_per_s: float
+    stall_ratio: float
+    cpu_per_step_s: float
+
+
+def side_by_side(commands: Sequence[Sequence[str]]) -> Measured:
+    """Run the loops at the same time, each in a process of its own."""
+    with ExitStack() as stack:
+        processes = [stack.enter_context(_process(command)) for command in commands]
+        for process in processes:
+            assert process.stdout is not None
+            if process.stdout.readline().strip() != "ready":
+                raise SystemExit("a loop did not get ready; what it said is above")
+        for process in processes:
+            _tell(process)
+        found = [json.loads(process.stdout.readline()) for process in processes if process.stdout]
+        for process in processes:
+            _tell(process)
+        for process in processes:
+            process.wait(60)
+    return _summary(found)
+
+
+def _summary(found: Sequence[dict[str, Any]]) -> Measured:
+    begin = max(row["ends"][0] for row in found)
+    end = min(row["ends"][-1] for row in found)
+    steps = sum(sum(begin < at <= end for at in row["ends"]) for row in found)
+    all_steps = sum(len(row["ends"]) - 1 for row in found)
+    trained_s = sum(row["ends"][-1] - row["ends"][0] for row in found)
+    return Measured(
+        steps / (end - begin),
+        sum(row["stall_s"] for row in found) / trained_s,
+        sum(row["cpu_s"] - row["training_cpu_s"] for row in found) / all_steps,
+    )
+
+
+@contextmanager
+def _process(arguments: Sequence[str]) -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen(
+        [sys.executable, loops.__file__, *arguments],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _tell(process: subprocess.Popen[str]) -> None:
+    assert process.stdin is not None
+    process.stdin.write("\n")
+    process.stdin.flush()
+
+
+@contextmanager
+def run_of(num_learners: int) -> Iterator[str]:
+    """A coordinator, its Redis and its directory; gives the address to join."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        with (
+            EmbeddedRedis(folder / "redis", persist=False) as server,
+            Fleet(folder, server.url, run="bench") as fleet,
+        ):
+            fleet.write_run(
+                task={"file": loops.__file__},
+                fragments={"num": 4},
+                round={"every_steps": 24, "overlap_steps": 2, "quorum": num_learners},
+                liveness={"beat_s": 1.0, "suspect_s": 5.0, "gone_s": 15.0, "lease_s": 10.0},
+            )
+            fleet.coordinator()
+            fleet.until(fleet.snapshot, "the run in Redis")
+            yield fleet.address
+            fleet.until_version(1, within_s=1.0)  # that work was merged at all
+
+
+def compare(
+    asked: Options, step: Sequence[str], *, num: int = 1, store: str = "sound"
+) -> tuple[float, Measured, Measured]:
+    """With / without ddl: the median ratio of steps per second; the medians of both sides."""
+    pairs = []
+    for _ in range(asked.rounds):
+        with run_of(num) as address:
+            joined = ("--join", address, "--store", store)
+            ours = side_by_side([(*step, *joined, "--id", f"l{i}") for i in range(num)])
+        pairs.append((ours, side_by_side([step] * num)))
+    ratio = median(ours.steps_per_s / plain.steps_per_s for ours, plain in pairs)
+    with_, without = (
+        Measured(*map(median, zip(*side, strict=True))) for side in zip(*pairs, strict=True)
+    )
+    return ratio, with_, without
+
+
+def main() -> int:
+    asked = options(__doc__ or "")
+    figures: dict[str, Figure] = {}
+    for key, store in (("", "sound"), ("slow_store.", "slow"), ("store_away.", "away")):
+        ratio, ours, plain = compare(asked, GPU, store=store)
+        figures[f"{key}steps_ratio"] = Figure(ratio, "ratio", 0.98)
+        figures[f"{key}stall_ratio"] = Figure(ours.stall_ratio, "ratio", 0.01, at_most=True)
+        figures[f"{key}background_ms_per_step"] = Figure(1e3 * ours.cpu_per_step_s, "ms")
+    ratio, ours, plain = compare(asked, CPU, num=3)
+    figures["cpu_bound.steps_ratio"] = Figure(ratio, "ratio", 0.92)
+    figures["cpu_bound.plain_steps_per_s"] = Figure(plain.steps_per_s, "1/s")
+    figures["cpu_bound.background_ms_per_step"] = Figure(1e3 * ours.cpu_per_step_s, "ms")
+    return report("learner", figures, asked)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
