@@ -26,7 +26,8 @@ import msgspec
 from ddl.core import events as e
 from ddl.core import facts, requests, selection
 from ddl.core.board import Board
-from ddl.core.inbox import RECEIPTS_WAIT_S, Inbox, Pending
+from ddl.core.inbox import RECEIPTS_WAIT_S, Inbox
+from ddl.core.job import Job
 from ddl.core.log import CHECKPOINT_EVERY, LogState
 from ddl.core.membership import Member, Membership
 from ddl.core.retire import SWEEP_EVERY, horizon
@@ -51,47 +52,6 @@ RETRY_BEATS = 2.0
 
 HEALTH: Final = "health"
 """Who writes records when `health.rollback` is set off."""
-
-
-class Job:
-    """The record under way: what it came from, and once it is ordered, the record itself.
-
-    It comes from a round, a request, or neither. `back_to`: the version looked for, to go back to.
-    """
-
-    __slots__ = (
-        "back_to",
-        "closed_at",
-        "inputs",
-        "pendings",
-        "record",
-        "request",
-        "round",
-        "who",
-        "why",
-    )
-
-    def __init__(
-        self,
-        *,
-        round_: OpenRound | None = None,
-        pendings: Sequence[Pending] = (),
-        inputs: Sequence[e.MergeInput] = (),
-        closed_at: float = 0.0,
-        request: Request | None = None,
-        back_to: int | None = None,
-        who: str = "",
-        why: str = "",
-    ) -> None:
-        self.round = round_
-        self.pendings = tuple(pendings)
-        self.inputs = tuple(inputs)
-        self.closed_at = closed_at
-        self.request = request
-        self.back_to = back_to
-        self.who = who
-        self.why = why
-        self.record: LogRecord | None = None
 
 
 class Machine:
