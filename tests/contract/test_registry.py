@@ -96,6 +96,18 @@ def test_a_free_lease_is_given_above_both_epochs(empty: Sides) -> None:
     assert second.lease.epoch == 8
 
 
+def test_standbys_are_shown_until_they_leave_or_fall_silent(empty: Sides) -> None:
+    """Each under its name; one that is not heard again in time is shown no more, by Redis' clock."""
+    empty.coordinator.stand_by("brief", ttl_s=0.2)
+    empty.coordinator.stand_by("first", ttl_s=30.0)
+    empty.coordinator.stand_by("second", ttl_s=30.0)
+    assert set(empty.reader.view().standbys) >= {"first", "second"}
+    empty.coordinator.stand_by("first", ttl_s=0.0)
+    deadline = time.monotonic() + 10.0
+    while empty.reader.view().standbys != ("second",):
+        assert time.monotonic() < deadline, empty.reader.view().standbys
+
+
 def test_a_held_lease_is_not_given_away_and_its_holder_is_named(empty: Sides) -> None:
     """Who comes second hears who holds it and for how long."""
     empty.coordinator.take_lease(lease(), ttl_s=10, min_epoch=0)
