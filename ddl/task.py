@@ -23,7 +23,7 @@ from ddl.protocol.records import Rule
 
 if TYPE_CHECKING:
     from pathlib import Path
-    from types import ModuleType
+    from types import CodeType, ModuleType
 
     import torch
     from torch import Tensor, nn
@@ -192,12 +192,20 @@ def _read(file: Path) -> bytes:
         raise TaskError(f"task file {file} cannot be read: {error.strerror}") from error
 
 
+class _SourceLoader(importlib.machinery.SourceFileLoader):
+    """Runs the file as it is now. Python's own would take bytecode of a file with the same size that
+    was written in the same second, and would leave `__pycache__` beside the user's file."""
+
+    def get_code(self, fullname: str) -> CodeType:
+        return self.source_to_code(self.get_data(self.path), self.path)
+
+
 def _import(file: Path) -> ModuleType:
     _read(file)
     path = file.resolve()
     name = f"{MODULE_PREFIX}{hashlib.sha256(str(path).encode()).hexdigest()[:16]}"
     # by loader, not by suffix: any file name will do
-    loader = importlib.machinery.SourceFileLoader(name, str(path))
+    loader = _SourceLoader(name, str(path))
     spec = importlib.util.spec_from_loader(name, loader)
     assert spec is not None
     module = importlib.util.module_from_spec(spec)

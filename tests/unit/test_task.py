@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -225,3 +226,16 @@ def test_the_digest_is_of_the_bytes(written: Any) -> None:
     assert task_digest(file) == known
     file.write_text("x ")
     assert task_digest(file) != known
+
+
+def test_a_file_is_run_as_it_is_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also when it was changed within a second to another text of the same size."""
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    file = tmp_path / "task.py"
+    text = "import torch, ddl\ndef build(ctx): return ddl.Task(model=torch.nn.Linear(WIDTH, 1))\n"
+    for width in ("3", "5"):
+        file.write_text(text.replace("WIDTH", width))
+        os.utime(file, (1_000_000_000, 1_000_000_000))
+        (weight, _) = load_task(file, context(purpose="init")).model.parameters()
+        assert weight.shape == (1, int(width))
+    assert not (tmp_path / "__pycache__").exists()
