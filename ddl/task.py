@@ -196,7 +196,7 @@ class _SourceLoader(importlib.machinery.SourceFileLoader):
     """Runs the file as it is now. Python's own would take bytecode of a file with the same size that
     was written in the same second, and would leave `__pycache__` beside the user's file."""
 
-    def get_code(self, fullname: str) -> CodeType:
+    def get_code(self, fullname: str) -> CodeType:  # noqa: ARG002 - the signature it has there
         return self.source_to_code(self.get_data(self.path), self.path)
 
 
