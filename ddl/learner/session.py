@@ -30,7 +30,7 @@ from ddl.journal import Journal
 from ddl.learner.meters import Outage
 from ddl.learner.spool import Spool
 from ddl.names import check_learner_id
-from ddl.places import spool_root
+from ddl.places import is_provably_gone, spool_root
 from ddl.protocol.address import parse_address, safe_url
 from ddl.protocol.keys import ObjectKeys
 from ddl.protocol.records import Fact, LearnerRecord, RunEntry, RunRecord
@@ -223,7 +223,7 @@ def _register(
     gone_s = entry.settings.liveness.gone_s
     joined = registry.register(record, gone_s=gone_s, takeover=takeover)
     holder = joined.holder
-    if joined.refused and holder is not None and _is_provably_gone(holder):
+    if joined.refused and holder is not None and is_provably_gone(holder.host, holder.pid):
         joined = registry.register(record, gone_s=gone_s, takeover=True)
     if joined.refused:
         raise RefusedError(
@@ -232,16 +232,3 @@ def _register(
         )
     server.observe(joined.now)
     return msgspec.structs.replace(record, started_at=joined.now)
-
-
-def _is_provably_gone(holder: LearnerRecord) -> bool:
-    """Whether the process that holds the id ran on this machine and does not exist any more."""
-    if holder.host != socket.gethostname() or holder.pid <= 0:
-        return False
-    try:
-        os.kill(holder.pid, 0)
-    except ProcessLookupError:
-        return True
-    except PermissionError:
-        return False
-    return False

@@ -136,7 +136,7 @@ class CoordinatorRegistry(Protocol):
         ...
 
     def release_lease(self, lease: Lease) -> None:
-        """Let go of the lease if it is ours."""
+        """Let go of the lease if it is this one: ours, or that of a holder known to be dead."""
         ...
 
     def stand_by(self, holder: str, *, ttl_s: float) -> None:

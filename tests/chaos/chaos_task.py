@@ -1,13 +1,15 @@
-"""A small regression with steps of 20 ms, which can get stuck where the argument `stuck` says.
+"""A small regression with steps of `step_s`, which can get stuck where the argument `stuck` says.
 
 It touches the file `mark` when it is stuck there. The steps taken stand in the file LEARNER.steps,
-and for each step the run's clock and the learning rate in force as a line of LEARNER.rates.
+and each step is a line of LEARNER.trace: the run's clock, the learning rate in force, and when it
+ended by the machine's monotonic clock.
 """
 
 from __future__ import annotations
 
 import ctypes
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -48,13 +50,15 @@ def build(ctx: ddl.TaskContext) -> ddl.Task:
     )
     optimizer = torch.optim.SGD(model.parameters(), lr=0.3 / width)
     clock = threading.Event()
-    taken, rates = Path(f"{ctx.learner}.steps"), Path(f"{ctx.learner}.rates")
+    step_s = float(ctx.args.get("step_s", 0.02))
+    taken, trace = Path(f"{ctx.learner}.steps"), Path(f"{ctx.learner}.trace")
 
     def step(batch: torch.Tensor, progress: ddl.Progress) -> ddl.StepResult:
-        clock.wait(0.02)
+        clock.wait(step_s)
         taken.write_text(str(progress.local_steps))
-        with rates.open("a") as file:
-            file.write(f"{progress.tokens} {optimizer.param_groups[0]['lr']!r}\n")
+        with trace.open("a") as file:
+            rate = optimizer.param_groups[0]["lr"]
+            file.write(f"{progress.tokens} {rate!r} {time.monotonic()!r}\n")
         if progress.local_steps == STUCK_AT_STEP:
             match stuck:
                 case "step":

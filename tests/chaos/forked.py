@@ -116,6 +116,13 @@ class ChaosFleet(Fleet):
         except FileNotFoundError:
             return 0
 
+    def trace(self, learner: str) -> list[tuple[int, float, float]]:
+        """Of each step: the run's clock, the learning rate, and when it ended (monotonic)."""
+        text = (self.folder / f"{learner}.trace").read_text()
+        lines = text[: text.rfind("\n") + 1].splitlines()  # the last one may be half written
+        rows = (line.split(" ") for line in lines)
+        return [(int(tokens), float(rate), float(at)) for tokens, rate, at in rows]
+
     def until_steps(self, learner: str, more: int = 10) -> None:
         """Wait until it has taken so many more steps."""
         target = self.steps(learner) + more

@@ -41,6 +41,17 @@ def test_killed_at_any_point(fleet: ChaosFleet, num_fragments: int) -> None:
     check_books(fleet.store, fleet.run, fleet.look())
 
 
+def test_a_dead_one_s_lease_need_not_run_out_on_its_own_machine(fleet: ChaosFleet) -> None:
+    """Who starts beside the remains of a killed holder takes its lease at once, not in ten minutes."""
+    fleet.begin(liveness={"lease_s": 600.0})
+    kill(fleet.processes[0])
+    left_s = fleet.look().lease_left_s
+    assert left_s is not None
+    assert left_s > 500.0
+    fleet.coordinator()
+    fleet.until_grown(3)
+
+
 def test_gone_for_too_long(fleet: ChaosFleet) -> None:
     """T15: learners train on for `max_offline_s`, then stand still, saying why, until one is back."""
     steady = fleet.begin(liveness={"max_offline_s": 2.0})

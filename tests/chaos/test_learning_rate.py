@@ -23,7 +23,7 @@ def test_adoptions_and_a_restart_do_not_show_in_it(fleet: ChaosFleet) -> None:
     fleet.learner("steady")
     fleet.until(lambda: len(_rates(fleet)) > END // TOKENS + 20, "the schedule has ended")
     assert fleet.version() >= 10
-    rates = _rates(fleet)[:-1]  # the last line may be half written
+    rates = _rates(fleet)
     assert half < len(rates)
     initial = rates[END // TOKENS][1] / FLOOR
     expected = [
@@ -39,7 +39,4 @@ def test_adoptions_and_a_restart_do_not_show_in_it(fleet: ChaosFleet) -> None:
 
 def _rates(fleet: ChaosFleet) -> list[tuple[int, float]]:
     """(the run's clock, learning rate) of each step."""
-    lines = (fleet.folder / "steady.rates").read_text().splitlines()
-    return [
-        (int(tokens), float(lr or 0)) for tokens, _, lr in (line.partition(" ") for line in lines)
-    ]
+    return [(tokens, rate) for tokens, rate, _ in fleet.trace("steady")]
