@@ -123,6 +123,7 @@ class Fleet:
             "fragments": {"num": 2},
             "round": {"every_steps": 8, "overlap_steps": 2},
             "liveness": {"beat_s": 0.2, "suspect_s": 1.0, "gone_s": 2.0, "lease_s": 2.0},
+            "health": {"rollback": "off"},  # its loss soon is nothing but noise
         }
         for name, values in sections.items():
             tables.setdefault(name, {}).update(values)

@@ -82,5 +82,5 @@ class Vitals(msgspec.Struct, kw_only=True):
     def _is_bad(self, loss: float | None, settings: HealthSettings) -> bool:
         if loss is None or len(self.losses) < LOSSES_LEAST:
             return False
-        reference = median(self.losses)
-        return loss > reference + settings.loss_jump_ratio * abs(reference)
+        # above the worst of them, so that a run whose losses scatter by nature is not held for it
+        return loss > max(self.losses) + settings.loss_jump_ratio * abs(median(self.losses))
