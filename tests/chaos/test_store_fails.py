@@ -43,12 +43,12 @@ def test_the_store_is_away_for_one_learner(fleet: ChaosFleet) -> None:
 
 
 def test_a_full_disk_at_a_learner(fleet: ChaosFleet) -> None:
-    """What cannot be spooled waits, training does not, and people see why nothing comes."""
+    """What cannot be spooled or stored waits, training does not; people see why nothing comes."""
     fleet.begin(round={"staleness_max": 30}, **WIDE)
     cramped = fleet.learner("cramped")
     fleet.until_merged("cramped")
     with _disk_full(cramped):
-        fleet.until(lambda: "cannot be spooled" in fleet.record("cramped").error, "it says so")
+        fleet.until(lambda: "File too large" in fleet.record("cramped").error, "it says so")
         fleet.until_steps("cramped")
         fleet.until_grown(3)
     fleet.until(lambda: not fleet.record("cramped").error, "it says that all is well")
