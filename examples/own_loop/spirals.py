@@ -37,7 +37,7 @@ def points(num: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     return x + 0.02 * torch.randn(x.shape, generator=generator), y
 
 
-def batches(num: int, size: int = 256) -> Iterator[tuple[Tensor, Tensor]]:
+def batches(num: int, size: int = 2048) -> Iterator[tuple[Tensor, Tensor]]:
     """Points of this process's own: every machine is to see others."""
     generator = torch.Generator()
     generator.seed()

@@ -45,7 +45,7 @@ def test_two_processes_train_the_runs_model(tmp_path: Path, redis_url: str) -> N
     shutil.copytree(EXAMPLE, folder)
     store = (tmp_path / "store").as_uri()
     with Fleet(folder, redis_url, run="spirals") as fleet:
-        fleet.coordinator("--redis", redis_url, "--store", store, "--set", "stop.tokens=400000")
+        fleet.coordinator("--redis", redis_url, "--store", store, "--set", "stop.tokens=4_000_000")
         fleet.until(fleet.snapshot, "the run in Redis")
         for number in (1, 2):
             with (folder / f"train-{number}.log").open("wb") as output:
