@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import typer.main
 from typer.testing import CliRunner
 
 from ddl_cli.app import app
+from ddl_cli.catalogue import ENTRIES, Entry
 
 
 def walk(node: object, words: list[str]) -> Iterator[list[str]]:
@@ -33,6 +36,32 @@ def test_every_command_has_help(words: list[str]) -> None:
         assert "Usage" in shown.output
         described = [line for line in shown.output.splitlines() if line.strip().endswith(".")]
         assert described
+
+
+def test_help_lists_every_command_by_an_example() -> None:
+    """Each one that there is, below whom it is for; on 80 columns each takes one line."""
+    lines = CliRunner().invoke(app, ["--help"], terminal_width=80).output.splitlines()
+    for words in COMMANDS:
+        if words and not any(
+            longer[: len(words)] == words for longer in COMMANDS if longer > words
+        ):
+            assert any(line.startswith(f"  ddl {' '.join(words)}") for line in lines), words
+    for entry in ENTRIES:
+        assert any(
+            re.fullmatch(f"  {re.escape(entry.example)}  +{re.escape(entry.summary)}", line)
+            for line in lines
+        )
+
+
+@pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.example)
+def test_examples_can_be_typed(entry: Entry) -> None:
+    """There is such a command with these options, and its own help shows the example."""
+    node: Any = typer.main.get_command(app)
+    words = entry.example.split()[1:]
+    while hasattr(node, "commands"):
+        node = node.commands[words.pop(0)]
+    node.make_context(node.name, words)
+    assert node.epilog == f"Example: {entry.example}"
 
 
 def modules_after(*arguments: str) -> set[str]:
