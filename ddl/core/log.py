@@ -7,6 +7,7 @@ a repeated receipt or a skipped version can never be built upon.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from statistics import median
 from typing import Any, Final
@@ -55,8 +56,8 @@ class FragmentHead(msgspec.Struct, kw_only=True):
 
     `hashes`: SHA-256 of the published payloads of the last `HISTORY` versions of this line, the
     newest last.
-    `norms`: L2 norm per step of what was merged, the median of each of the last `HISTORY` merges;
-    the gate compares with them. `merges` counts all merges.
+    `norms`, `root_norms`: L2 norm of what was merged per step and per square root of its steps, the
+    median of each of the last `HISTORY` merges; the gate compares with them. `merges` counts all.
     """
 
     version: int
@@ -66,6 +67,7 @@ class FragmentHead(msgspec.Struct, kw_only=True):
     step: ObjectRef | None = None
     hashes: list[str]
     norms: list[float] = []
+    root_norms: list[float] = []
     merges: int = 0
 
     def hash_of(self, version: int) -> str | None:
@@ -279,13 +281,16 @@ class LogState(msgspec.Struct, kw_only=True):
         merged = [r for r in record.receipts if r.fate == "merged"]
         for step in record.fragments:
             head = self.fragments[step.fragment]
-            norms = [
-                r.norm / r.steps
+            moves = [
+                (r.norm, r.steps)
                 for r in merged
                 if r.fragment == step.fragment and r.norm is not None
             ]
-            if norms:
-                head.norms = [*head.norms, median(norms)][-HISTORY:]
+            if moves:
+                by_step = median(norm / steps for norm, steps in moves)
+                by_root = median(norm / math.sqrt(steps) for norm, steps in moves)
+                head.norms = [*head.norms, by_step][-HISTORY:]
+                head.root_norms = [*head.root_norms, by_root][-HISTORY:]
             head.merges += 1
             self.last_fragment = step.fragment
         row: dict[str, int] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from statistics import median
@@ -96,7 +97,7 @@ def choose(
         ready: usable contributions, with the L2 norm of each movement.
         head: the fragment as it is.
     """
-    norms = {handin.id: norm / handin.steps for handin, norm in ready if norm is not None}
+    norms = {handin.id: (norm, handin.steps) for handin, norm in ready if norm is not None}
     outliers = norm_outliers(norms, head, settings.gate)
     chosen = []
     refused = []
@@ -114,26 +115,43 @@ def choose(
 
 
 def norm_outliers(
-    norms: Mapping[HandinId, float], head: FragmentHead, gate: GateSettings
+    norms: Mapping[HandinId, tuple[float, int]], head: FragmentHead, gate: GateSettings
 ) -> dict[HandinId, str]:
-    """Contributions whose norm per step is far above the round's peers and the fragment's history.
+    """Contributions that moved far more than the round's peers and the fragment's history make likely.
+
+    A movement grows as its number of steps where these agree, and as its square root where they
+    wander, so an outlier is one by both measures: its norm per step and its norm per root of steps.
+    By the first alone a hand-in of one step would be refused, since Adam's first steps are the
+    longest and many steps partly cancel; by the second alone one of very many steps.
 
     Calm in the first rounds of a fragment, when nothing is known. The bound is `norm_factor` times
     the larger of the two medians, so that a change of all learners together is not refused.
+
+    Args:
+        norms: L2 norm of each movement, and its number of steps.
     """
     if head.merges < gate.calm_rounds:
         return {}
+    by_step = _medians({i: norm / steps for i, (norm, steps) in norms.items()}, head.norms)
+    by_root = _medians(
+        {i: norm / math.sqrt(steps) for i, (norm, steps) in norms.items()}, head.root_norms
+    )
     outliers = {}
-    ordered = sorted(norms.values())
-    history = median(head.norms) if head.norms else 0.0
-    for id_, norm in norms.items():
-        bound = gate.norm_factor * max(_median_without(ordered, norm), history)
-        if bound > 0 and norm > bound:
+    for id_, (norm, steps) in norms.items():
+        likely = max(by_step[id_] * steps, by_root[id_] * math.sqrt(steps))
+        if likely > 0 and norm > gate.norm_factor * likely:
             outliers[id_] = (
-                f"norm per step {norm:.3g} is more than {gate.norm_factor:g} times the "
-                f"median of its peers and of the fragment's history ({bound / gate.norm_factor:.3g})"
+                f"norm {norm:.3g} of {steps} steps is more than {gate.norm_factor:g} times what its "
+                f"peers and the fragment's history make likely ({likely:.3g})"
             )
     return outliers
+
+
+def _medians(norms: Mapping[HandinId, float], history: Sequence[float]) -> dict[HandinId, float]:
+    """For each contribution the larger of two medians: of its peers, and of the history; 0 for none."""
+    ordered = sorted(norms.values())
+    past = median(history) if history else 0.0
+    return {id_: max(_median_without(ordered, norm), past) for id_, norm in norms.items()}
 
 
 def _median_without(ordered: Sequence[float], value: float) -> float:

@@ -90,7 +90,7 @@ def test_a_norm_far_off_is_refused_and_the_round_goes_on_without_it() -> None:
     assert published(without, 8) == published(with_bad, 8)
     bad = with_bad.receipts("c")
     assert {r.fate for r in bad} == {"refused"}
-    assert all("norm per step" in r.reason for r in bad)
+    assert all("make likely" in r.reason for r in bad)
     assert torch.isfinite(with_bad.model()["w0"]).all()
     checked(with_bad)
 

@@ -77,12 +77,13 @@ def test_the_record_that_follows_says_what_will_be() -> None:
 
 
 def test_the_gate_s_history_is_one_number_a_merge() -> None:
-    """The median of the norms per step, so that many learners do not crowd out the past."""
+    """The medians per step and per root of steps: many learners do not crowd out the past."""
     log = genesis()
     norms = (4.0, 8.0, 40.0)
     receipts = tuple(receipt(log, name, norm=n) for name, n in zip("abc", norms, strict=True))
     apply(log, step_record(log, 0, receipts))
     assert log.fragments[0].norms == [1.0]  # median of 4/8, 8/8, 40/8
+    assert log.fragments[0].root_norms == [pytest.approx(8.0**0.5)]  # of those by root of 8
     apply(log, step_record(log, 0, (receipt(log, norm=None),)))
     assert log.fragments[0].norms == [1.0]
     assert log.fragments[0].merges == 2

@@ -144,8 +144,8 @@ def test_work_too_old_expires_on_arrival_and_while_it_waits() -> None:
 
 def outliers(norms: dict[str, float], *, history: list[float], merges: int = 9) -> list[str]:
     head = genesis().fragments[0]
-    head.norms, head.merges = history, merges
-    by_id = {HandinId(name, 1, 0, 1): norm for name, norm in norms.items()}
+    head.norms, head.root_norms, head.merges = history, history, merges
+    by_id = {HandinId(name, 1, 0, 1): (norm, 1) for name, norm in norms.items()}
     gate = GateSettings(norm_factor=10.0, calm_rounds=5)
     return [id_.learner for id_ in norm_outliers(by_id, head, gate)]
 
@@ -166,6 +166,35 @@ def outliers(norms: dict[str, float], *, history: list[float], merges: int = 9) 
 def test_norm_outliers(norms: dict[str, float], history: list[float], expected: list[str]) -> None:
     """Above 10 times the larger of two medians: of the round's others, and of the history."""
     assert outliers(norms, history=history) == expected
+
+
+@pytest.mark.parametrize(
+    ("norm", "steps", "refused"),
+    [
+        # peers and history: norm 4 in 16 steps, so 1/4 a step, and 1 per root of steps
+        (9.9, 1, False),  # 40 times the peers' norm per step, but not 10 times that per root
+        (10.1, 1, True),
+        (39.0, 16, False),
+        (41.0, 16, True),  # of their own length: more than 10 times by both measures
+        (4_000.0, 1_600, False),  # 100 per root of steps, but 2.5 per step: all in one direction
+        (4_100.0, 1_600, True),
+    ],
+)
+def test_a_movement_is_judged_by_its_number_of_steps(
+    norm: float, steps: int, refused: bool
+) -> None:
+    """A newcomer's first short one and a long one after an outage pass; outliers of any length do not."""
+    head = genesis().fragments[0]
+    head.norms, head.root_norms, head.merges = [0.25], [1.0], 9
+    norms = {HandinId(name, 1, 0, 1): (4.0, 16) for name in "abc"}
+    judged = HandinId("new", 1, 0, 1)
+    outliers = norm_outliers(norms | {judged: (norm, steps)}, head, GateSettings(norm_factor=10.0))
+    assert (judged in outliers) is refused
+    assert len(outliers) == refused
+    if refused:
+        assert outliers[judged].startswith(
+            f"norm {norm:.3g} of {steps} steps is more than 10 times"
+        )
 
 
 def test_the_first_rounds_are_calm() -> None:
@@ -190,4 +219,4 @@ def test_a_closing_round_takes_what_is_sound_in_the_order_of_ids() -> None:
     assert [(h.learner, w) for h, w in chosen] == [("a", 40_000.0), ("d", 80_000.0)]
     reasons = {h.learner: v.reason for h, v in refused}
     assert reasons["c"] == "staleness 3 and round.staleness_decay leave it no weight"
-    assert reasons["b"].startswith("norm per step 1e+06 is more than 10 times")
+    assert reasons["b"].startswith("norm 8e+06 of 8 steps is more than 10 times")
