@@ -89,6 +89,14 @@ demo *ARGS: setup
 demo-s3 *ARGS: setup
     "{{ bin }}/ddl" demo --s3 "$@"
 
+# simulate many runs under attack, each from its seed: just swarm --seeds 10000 --json
+swarm *ARGS: setup
+    cd "{{ root }}" && "{{ bin }}/python" -m ddl.sim swarm "$@"
+
+# replay the simulated run of one seed, with its trace: just sim 42
+sim SEED: setup
+    cd "{{ root }}" && "{{ bin }}/python" -m ddl.sim replay "$1"
+
 # build the wheel, and use it from an empty environment
 wheel: setup
     #!/usr/bin/env bash

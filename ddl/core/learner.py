@@ -210,10 +210,8 @@ class LearnerMachine:
             self.settings = reply.settings
         if reply.head is not None:
             self._follow(reply.head)
-        for round_ in reply.rounds:
-            known = self.pulls.get(round_.fragment)
-            if known is None or round_.launch > known.launch:
-                self.pulls[round_.fragment] = round_
+        # whatever is shown now: a coordinator after a loss of Redis may begin with lower launch numbers
+        self.pulls.update({round_.fragment: round_ for round_ in reply.rounds})
         if reply.order is not None and reply.order != self._order:
             self._obey(reply.order)
         self._order = reply.order
@@ -320,7 +318,8 @@ class LearnerMachine:
         for snapshot in plan.snapshots:
             track = self.tracks[snapshot.fragment]
             track.seq = snapshot.seq
-            track.launch = max(track.launch, snapshot.launch)
+            if snapshot.launch != UNASKED:
+                track.launch = snapshot.launch
             track.handed_in = snapshot.total
             track.in_u = Amount()
             amount = Amount(steps=snapshot.steps, tokens=snapshot.tokens)
@@ -468,7 +467,7 @@ class LearnerMachine:
     def _pull(self, fragment: int) -> int:
         """Launch number of the fragment's pull that is still to be answered, or `UNASKED`."""
         pull = self.pulls.get(fragment)
-        if pull is None or pull.line != self.line or pull.launch <= self.tracks[fragment].launch:
+        if pull is None or pull.line != self.line or pull.launch == self.tracks[fragment].launch:
             return UNASKED
         return pull.launch
 

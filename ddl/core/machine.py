@@ -87,6 +87,7 @@ class Machine:
         self.job: Job | None = None
         self._requests = requests.Queue()
         self._failed_merges = 0
+        self._followed = False
         self._due_at = float("-inf")
 
     # ---- entry ------------------------------------------------------------------------------
@@ -246,6 +247,7 @@ class Machine:
         job, self.job = self.job, None
         assert job is not None
         assert job.record == record
+        self._followed = False
         if record.kind == "step":
             self.board.pace.note_waits(record.waits)
             self._failed_merges = 0
@@ -256,7 +258,9 @@ class Machine:
             self.over = True
             yield e.Quit(f"{record.holder} (epoch {record.epoch}) holds the run now", "lease_lost")
             return
-        # A predecessor's last word: follow it, and do our own work again on top of it.
+        # A predecessor's word: follow it, and do our own work again on top of it. It may not be the
+        # last one, which only a record of our own can tell.
+        self._followed = True
         self._abandon_job()
         yield from self._follow(record, digest, now)
 
@@ -354,6 +358,8 @@ class Machine:
                 yield from self._write("receipts", now)
             else:
                 self._wake_by(self.inbox.unlogged_since + RECEIPTS_WAIT_S)
+        elif self._followed and self.log.state != "running":  # else there is soon a step
+            yield from self._write("receipts", now)
 
     def _serve(self, request: Request, now: float) -> Iterator[e.Command]:
         """Turn a person's wish into a record; it is answered when that stands in the log."""

@@ -14,6 +14,7 @@ from ddl.clock import ServerClock
 from ddl.coordinator.history import History
 from ddl.coordinator.mirror import Mirror
 from ddl.coordinator.resume import find_version
+from ddl.coordinator.standby import LOOKS
 from ddl.coordinator.sweep import sweep
 from ddl.coordinator.watcher import News, Polled, Unreachable
 from ddl.core import events as e
@@ -64,7 +65,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 MERGE_S = 0.02
-LOOK_S = 0.5
 RETRY_S = 0.2
 RETRY_S_MAX = 2.0
 
@@ -138,35 +138,44 @@ class Coordinator(Process):
         self.kill()
 
     def _live(self) -> Thread[None]:
-        """See `ddl.coordinator.start`."""
-        server_now = yield from self.to_redis.call(self.registry.now)
-        self._server_clock.observe(server_now)
-        entry = yield from self.to_redis.call(self.registry.read_entry)
+        """See `ddl.coordinator.start`, with `--standby`."""
         log = self._history.fold(self.world.run)
         yield self._store.spent_s()
-        lease = yield from self._take_lease(min_epoch=log.epoch)
-        self.lease = lease
+        self.lease = lease = yield from self._stand_by(log)
         self.tenure = Tenure(length_s=log.settings.liveness.lease_s, now=self.now)
         self.say("leads", f"epoch {lease.epoch}, from record {log.seq}")
         self.start(self._guard(self._keep_lease()))
+        self._server_clock.observe((yield from self.to_redis.call(self.registry.now)))
         self._history.follow(log)
         yield self._store.spent_s()
-        if log.epoch >= lease.epoch:
-            raise LeaseLostError(f"epoch {log.epoch} has just written record {log.seq}")
+        self._give_way(log, lease)
+        entry = yield from self.to_redis.call(self.registry.read_entry)
         yield from self._serve(log, find=entry is None)
 
-    def _take_lease(self, *, min_epoch: int) -> Thread[Lease]:
+    def _give_way(self, log: LogState, lease: Lease) -> None:
+        if log.epoch >= lease.epoch:
+            raise LeaseLostError(f"epoch {log.epoch} has just written record {log.seq}")
+
+    def _stand_by(self, log: LogState) -> Thread[Lease]:
+        """See `ddl.coordinator.standby`: wait for the lease, and read the log meanwhile."""
         wanted = Lease(holder=self.holder, epoch=0, host=self.name, pid=self.pid)
         ttl_s = self.world.run.settings.liveness.lease_s
         while True:
-            reply = yield from self.to_redis.call(
-                lambda: self.registry.take_lease(wanted, ttl_s=ttl_s, min_epoch=min_epoch),
-                writes=True,
-            )
-            if reply.held:
-                assert reply.lease is not None
-                return reply.lease
-            yield LOOK_S
+            try:
+                reply = yield from self.to_redis.call(
+                    lambda: self.registry.take_lease(wanted, ttl_s=ttl_s, min_epoch=log.epoch),
+                    writes=True,
+                )
+                if reply.held:
+                    assert reply.lease is not None
+                    return reply.lease
+            except RegistryError as error:
+                self.say("waits", str(error))
+            try:
+                self._history.follow(log)
+            except StoreError as error:
+                self.say("waits", str(error))
+            yield self._store.spent_s() + ttl_s / LOOKS
 
     # ---- the main thread ----------------------------------------------------------------------
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from random import Random
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from ddl.protocol.records import RequestKind
 from ddl.sim.network import EVERYONE, Service
@@ -16,13 +16,15 @@ if TYPE_CHECKING:
     from ddl.sim.learner import Learner
     from ddl.sim.world import World
 
-MEAN_GAP_S: Final = 1.5
+MEAN_GAP_S: Final = 1.2
 """Mean time between two faults."""
 
 REPLICA_S: Final = 1.5
 """How often the copy of Redis is taken that a fail-over goes back to."""
 
 OUTLIER: Final = 1e6
+
+Way = Literal["up", "down"]
 
 
 class Faulty:
@@ -40,7 +42,7 @@ class Faulty:
         self._world = world
         self._rng = rng
         self.over = False
-        self._damage_next: set[str] = set()
+        self._damage_next: set[tuple[str, Way]] = set()
         self._replica = Tables()
         self._kinds: list[tuple[Callable[[], str], float]] = [
             (self._kill_learner, 3),
@@ -57,19 +59,20 @@ class Faulty:
             (self._jump, 2),
             (self._noise, 2),
             (self._lose_payload, 1),
-            (self._damage_payload, 2),
+            (self._damage_payload, 1),
+            (self._damage_upload, 3),
             (self._damage_download, 1),
             (self._slow_learner, 1),
             (self._stall_learner, 2),
             (self._spoil, 1),
-            (self._outlier, 1),
+            (self._outlier, 2),
             (self._drain, 2),
-            (self._second_process, 1),
+            (self._second_process, 2),
             (self._bad_losses, 1),
             (self._set, 1),
             (self._pause, 1),
             (self._kick, 1),
-            (self._roll_back, 2),
+            (self._roll_back, 4),
         ]
         self._weights = [weight for _, weight in self._kinds]
         self._plan()
@@ -91,12 +94,12 @@ class Faulty:
             learner.norm_factor, learner.slowness, learner.stall_until = 1.0, 1.0, 0.0
             learner.spoil = 0
 
-    def damage(self, learner: str, data: bytes) -> bytes:
-        """What arrives at a learner of a download."""
-        if learner not in self._damage_next:
+    def damage(self, learner: str, way: Way, data: bytes) -> bytes:
+        """What arrives of a learner's download, or upload."""
+        if (learner, way) not in self._damage_next:
             return data
-        self._damage_next.discard(learner)
-        return _flipped(data, self._rng)
+        self._damage_next.discard((learner, way))
+        return _damaged(data, self._rng)
 
     # ---- when ---------------------------------------------------------------------------------
 
@@ -206,7 +209,8 @@ class Faulty:
         return "to a copy that lags behind"
 
     def _jump(self) -> str:
-        seconds = self._rng.choice([-1.0, 1.0]) * self._rng.uniform(1.0, 60.0)
+        # set back by much more, a dead holder's lease would outlast the peace that we wait for
+        seconds = self._rng.uniform(-10.0, 60.0)
         self._world.redis_offset_s += seconds
         return f"Redis' clock by {seconds:+.1f} s"
 
@@ -239,13 +243,19 @@ class Faulty:
         key = self._payload()
         if key:
             objects = self._world.store.objects
-            objects[key] = _flipped(objects[key], self._rng)
+            objects[key] = _damaged(objects[key], self._rng)
         return key
 
     def _damage_download(self) -> str:
-        learner = self._learner()
-        self._damage_next.add(learner.name)
-        return f"the next one of {learner.name}"
+        return self._damage("down")
+
+    def _damage_upload(self) -> str:
+        return self._damage("up")
+
+    def _damage(self, way: Way) -> str:
+        name = self._learner().name
+        self._damage_next.add((name, way))
+        return f"the next one of {name}"
 
     # ---- training -----------------------------------------------------------------------------
 
@@ -303,7 +313,8 @@ class Faulty:
         return " ".join([kind, *(str(value) for value in fields.values())])
 
 
-def _flipped(data: bytes, rng: Random) -> bytes:
-    """The data with one bit changed."""
-    place = rng.randrange(len(data))
-    return data[:place] + bytes([data[place] ^ (1 << rng.randrange(8))]) + data[place + 1 :]
+def _damaged(data: bytes, rng: Random) -> bytes:
+    """The data with one digit changed: the kind of damage that nothing but a digest shows."""
+    place = rng.choice([at for at, byte in enumerate(data) if byte in b"0123456789"])
+    other = (data[place] - ord("0") + rng.randint(1, 9)) % 10 + ord("0")
+    return data[:place] + bytes([other]) + data[place + 1 :]

@@ -354,10 +354,11 @@ class Learner(Process):
 
     def _put(self, handin: Handin, data: bytes) -> Thread[None]:
         pause_s = BACKOFF_S
+        arriving = self.world.faulty.damage(self.name, "up", data)
         while True:
             try:
                 yield from self.to_store.call(
-                    lambda: self.world.store.put(handin.payload.key, data), writes=True
+                    lambda: self.world.store.put(handin.payload.key, arriving), writes=True
                 )
             except StoreError:
                 if self._store_down_since is None:
@@ -500,7 +501,7 @@ class Learner(Process):
     def _stage(self, state: FragmentState) -> Thread[None]:
         ref = state.published
         data = bytes((yield from self._get(ref.key)))
-        data = self.world.faulty.damage(self.name, data)
+        data = self.world.faulty.damage(self.name, "down", data)
         weights = decode(ref, data, Weights)
         if weights is None:
             raise IntegrityError(f"{ref.key} is damaged")

@@ -29,6 +29,7 @@ from ddl.protocol.records import (
     Round,
     RunEntry,
 )
+from ddl.protocol.units import UnitCall, UnitReply
 from ddl.registry.base import (
     Joined,
     LeaseReply,
@@ -59,6 +60,7 @@ class Tables:
         self.answers: dict[str, int] = {}
         self.orders: dict[str, Order] = {}
         self.requests: dict[str, Request] = {}
+        self.standbys: dict[str, float] = {}
         self.facts: deque[Fact] = deque(maxlen=4096)
 
     @property
@@ -208,6 +210,9 @@ class CoordinatorSide(_Side):
         held, _ = self._redis.lease()
         if held is not None and (held.epoch, held.holder) == (lease.epoch, lease.holder):
             self._redis.tables.lease = None
+
+    def stand_by(self, holder: str, *, ttl_s: float) -> None:
+        self._redis.tables.standbys[holder] = self._redis.clock() + ttl_s
 
     # ---- what the log says
 
@@ -411,6 +416,15 @@ class LearnerSide(_Side):
             redis.arrivals.notify()
         return outcome
 
+    def exchange_units(
+        self,
+        record: LearnerRecord,
+        call: UnitCall,
+        *,
+        gone_s: float,
+    ) -> UnitReply | None:
+        raise NotImplementedError("simulated learners read no data")
+
     def read_fragments(self) -> tuple[FragmentState, ...]:
         return tuple(state for _, state in sorted(self._redis.tables.fragments.items()))
 
@@ -453,7 +467,9 @@ class ReaderSide(_Side):
             receipts=dict(tables.receipts),
             facts=tuple(tables.facts)[-num_facts:],
             broken=(),
-            standbys=(),
+            standbys=tuple(
+                holder for holder, until in tables.standbys.items() if until > self._redis.clock()
+            ),
         )
 
     def request(self, request: Request) -> None:

@@ -49,10 +49,10 @@ LEARNERS: Final = ("ada", "ben", "cyd", "dot", "eve", "fay", "gus", "hal")
 COORDINATORS: Final = ("one", "two")
 NUM_FRAGMENTS: Final = 4
 
-CHAOS_S: Final = 20.0
+CHAOS_S: Final = 19.0
 """How long things go wrong."""
 
-SETTLE_S: Final = 4.0
+SETTLE_S: Final = 3.0
 """After that everything that was interrupted is given so long to begin anew."""
 
 PATIENCE_S: Final = 60.0
@@ -122,6 +122,7 @@ class World:
         self.lineage = self.run.lineage
         self.lossy = self._rng.random() < 0.5
         self.loss = 1.0
+        self._patient_until = 0.0
         self.spools: dict[str, Spool] = {}
         self.leases: dict[str, tuple[int, float]] = {}
         self.announced_at: dict[HandinId, float] = {}
@@ -163,7 +164,7 @@ class World:
                 self.learners[twin.name] = twin
         for name, process in [*self.coordinators.items(), *self.learners.items()]:
             if not process.alive and name not in self._due:
-                self._due[name] = now + self._rng.uniform(0.2, 4.0)
+                self._due[name] = now + self._rng.uniform(0.2, 3.0)
         for name, instant in sorted(self._due.items()):
             if now >= instant:
                 del self._due[name]
@@ -176,10 +177,12 @@ class World:
         self.timeline.after(LOOK_S, self._supervise)
 
     def _let_all_go_on(self) -> None:
-        """Once all faults are over, somebody sees to it that the run is running, with everyone."""
-        log, tables = self.judge.log, self.redis.tables
-        if tables.entry is None or tables.requests:
+        """Once all faults are over, somebody sees to it that the run is running, with everyone, and
+        asks again if it is not after a while."""
+        log, now = self.judge.log, self.timeline.now
+        if now < self._patient_until or self.redis.tables.entry is None:
             return
+        self._patient_until = now + 5.0
         if log.state != "running":
             self.ask("resume")
         for learner in log.barred:
@@ -195,7 +198,7 @@ class World:
         before = self.learners.get(name)
         if before is not None and before.alive:
             self._twins.append(before)
-        step_s = self._rng.uniform(0.35, 0.65)
+        step_s = self._rng.uniform(0.25, 0.5)
         self.learners[name] = Learner(self, name, step_s=step_s, takeover=takeover)
 
     # ---- what the parts ask of it ---------------------------------------------------------------

@@ -245,6 +245,21 @@ def test_a_pull_outlives_its_round() -> None:
     assert sorted(s.launch for s in learner.plan(100.0).snapshots) == [8, 9]
 
 
+def test_rounds_with_lower_launch_numbers_are_answered() -> None:
+    """A coordinator that wrote no record and then Redis were lost: the next one's epoch is no higher,
+    and its launch numbers may begin below those that learners have answered."""
+    learner = aligned()
+    steps(learner, 1)
+    learner.on_beat(reply(rounds=(open_round(0, 2_000_003), open_round(1, 2_000_004))))
+    learner.begin(learner.plan(100.0))
+    for fragment in (0, 1):
+        learner.on_encoded(fragment)
+        learner.on_announced(fragment)
+    steps(learner, 1)
+    learner.on_beat(reply(rounds=(open_round(0, 1_000_001),), receipts=(receipt(1), receipt(1, 1))))
+    assert [(s.fragment, s.launch) for s in learner.plan(100.0).snapshots] == [(0, 1_000_001)]
+
+
 def test_the_most_overdue_fragments_go_first_and_few_at_a_time() -> None:
     """At most two uploads wait, those with the most steps not handed in; a drain takes all."""
     learner = LearnerMachine(

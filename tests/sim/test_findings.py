@@ -1,0 +1,84 @@
+"""What the swarm has found, each as the shortest story that leads to it."""
+
+from __future__ import annotations
+
+import pytest
+
+from ddl.coordinator.mirror import Mirror
+from ddl.core import events as e
+from ddl.core.log import LogState
+from ddl.core.machine import Machine
+from ddl.protocol.records import Receipt, Request
+from ddl.protocol.wire import canonical, digest
+from ddl.sim.clockwork import Timeline
+from ddl.sim.redis import CoordinatorSide, Redis
+from ddl.sim.world import World
+
+
+@pytest.fixture
+def world() -> World:
+    """Only its run is of interest here."""
+    return World(0)
+
+
+def test_a_record_does_not_hide_what_an_old_copy_of_redis_lacks(world: World) -> None:
+    """A receipt is shown, Redis fails over to a copy from before it, and the next record comes at
+    once. The mirror sees the loss, and shows the receipt again: its learner waits for it."""
+    timeline = Timeline()
+    redis = Redis(timeline.monotonic)
+    log = LogState.genesis(world.run)
+    mirror = Mirror(
+        CoordinatorSide(redis), run=world.run, log=log, epoch=1, store_url="memory:", clock=timeline
+    )
+    mirror.flush()
+    copy = redis.tables.copy()
+
+    def commit(*receipts: Receipt) -> None:
+        record = log.next_record(
+            "receipts", epoch=1, holder="one", written_at=0.0, ddl_version="0", receipts=receipts
+        )
+        log.apply(record, digest(canonical(record)))
+        mirror.note_record(e.Show(log.head(), (), receipts))
+        mirror.flush()
+
+    lost = Receipt(
+        learner="ada", incarnation=1, fragment=0, seq=1, fate="expired", steps=1, tokens=1
+    )
+    commit(lost)
+    redis.fail_over(copy)
+    commit()
+    timeline.run(timeline.now + 1.0)
+    assert mirror.notice_loss(CoordinatorSide(redis).poll(), asked_at=timeline.now)
+    mirror.flush()
+    assert list(redis.tables.receipts.values()) == [lost]
+
+
+def test_a_run_that_stands_still_is_followed_to_the_end_of_its_log(world: World) -> None:
+    """A coordinator finds a record of its predecessor where its own was to go: the run is paused. It
+    has nothing more to write then, and still has to look for the record after it: the run goes on."""
+    predecessor = LogState.genesis(world.run)
+
+    def word(state: str, request: str) -> e.RecordTaken:
+        record = predecessor.next_record(
+            "settings",
+            epoch=1,
+            holder="one",
+            written_at=0.0,
+            ddl_version="0",
+            state=state,
+            request=request,
+        )
+        written = e.RecordTaken(record, digest(canonical(record)))
+        predecessor.apply(record, written.digest)
+        return written
+
+    words = [word("paused", "a"), word("running", "b")]
+    log = LogState.genesis(world.run)
+    machine = Machine(run="sim", log=log, epoch=2, holder="two", ddl_version="0")
+    commands = machine.step(e.Requested(Request(id="a", kind="pause", who="me")), 0.0)
+    for taken in words:
+        (ours,) = [c.record for c in commands if isinstance(c, e.WriteRecord)]
+        assert ours.seq == taken.record.seq
+        commands = machine.step(taken, 0.0)
+    assert (log.seq, log.state) == (2, "running")
+    assert not [c for c in commands if isinstance(c, e.WriteRecord)]
