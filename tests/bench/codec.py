@@ -4,7 +4,8 @@
 
 Encoding writes a whole safetensors frame into memory that is there already and checks that all is
 finite; the digest is left out (see `just bench gate` for its speed). References in the same run: memcpy
-of the fp32 values, and `safetensors.torch.save`. `up_ratio` is the size of a payload by that of fp32.
+of the fp32 values, and `safetensors.torch.save`. `up_ratio` is the size of a payload by that of fp32;
+`down_ratio` that of a step of compressed publication by that of the version, published as fp32.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ import torch
 
 from ddl.codec.codecs import CODECS, Codec
 from ddl.codec.contribution import decode_contribution
+from ddl.codec.fragment import encode_fragment
 from ddl.codec.payload import plan_payload, write_payload
+from ddl.codec.step import encode_step
 from tests.bench.contributions import (
     METADATA,
     SHAPES,
@@ -77,6 +80,10 @@ def main() -> int:
         figures[f"{name}.up_ratio"] = Figure(
             size, "ratio", 0.14 if name == "int4" else None, at_most=True
         )
+    zeros = {name: torch.zeros_like(value) for name, value in given.items()}
+    step = encode_step(specs(), given, zeros, {}, METADATA).buffer
+    size = len(step) / len(encode_fragment(specs(), given, {}, "float32", METADATA).buffer)
+    figures["int4.down_ratio"] = Figure(size, "ratio", 0.14, at_most=True)
     return report("codec", figures, asked)
 
 

@@ -1,46 +1,56 @@
-"""Objects of 256 MiB through `s3://` and through bare boto3, on the same server and part size.
+"""Objects of 256 MiB through our stores, beside what anybody would do without them.
 
-    just bench store [ROUNDS]
+    just bench store [--json] [--rounds N]
 
-Prints MiB/s of each round, medians, and CPU seconds of this process. The two take turns, because
-what else runs on the machine changes the figures more than anything here. Ours includes the fsync
-of files; boto3's does not.
+`s3://` against bare boto3 with the same part size, on one SeaweedFS; a directory against
+`cp` + `sync FILE` + `sha256sum`. Ours is timed with the SHA-256 that the protocol asks for on either
+side of the wire; boto3 is timed without one. Cases take turns. A ratio above 1: ours is faster.
 """
 
 from __future__ import annotations
 
 import io
 import os
-import statistics
-import sys
+import subprocess
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 from boto3.s3.transfer import TransferConfig
 
-sys.path.insert(0, str(Path(__file__).parents[2]))
-
+from ddl.codec.digest import sha256, sha256_file
 from ddl.config import StoreSettings
+from ddl.store.base import Store
+from ddl.store.local import LocalStore
 from ddl.store.open_url import open_url
+from tests.bench.report import Figure, Options, options, report, take_turns
 from tests.servers import BUCKET, S3Server, start, stop, weed_command
 
 NUM_BYTES = 256 * 1024 * 1024
 PART_BYTES = 16 * 1024 * 1024
 
 
-def main(num_rounds: int) -> None:
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        process, server = start(*weed_command(folder))
-        try:
-            measure(server, folder, num_rounds)
-        finally:
-            stop(process)
+def mib_per_s(seconds: float) -> float:
+    return NUM_BYTES / 2**20 / seconds
 
 
-def measure(server: S3Server, folder: Path, num_rounds: int) -> None:
+def up(store: Store, data: bytes) -> str:
+    """What a learner does with a payload in memory."""
+    store.put("ours", data)
+    return sha256(data)
+
+
+def up_file(store: Store, file: Path) -> str:
+    """What it does with one that lies in the spool."""
+    store.put("ours", file)
+    return sha256_file(file)
+
+
+def down(store: Store) -> str:
+    return sha256(store.get("ours"))
+
+
+def in_s3(server: S3Server, folder: Path, data: bytes, asked: Options) -> dict[str, Figure]:
     settings = StoreSettings(endpoint_url=server.endpoint_url, part_bytes=PART_BYTES)
     store = open_url(f"s3://{BUCKET}", settings=settings, environment=server.environment)
     client = server.client()
@@ -49,43 +59,65 @@ def measure(server: S3Server, folder: Path, num_rounds: int) -> None:
         multipart_chunksize=PART_BYTES,
         preferred_transfer_client="classic",
     )
-    data = os.urandom(NUM_BYTES)
-    file = folder / "source"
-    file.write_bytes(data)
+    file, copy = folder / "source", folder / "copy"
     cases: dict[str, Callable[[], object]] = {
-        "up, memory: boto3": lambda: client.upload_fileobj(
+        "up boto3": lambda: client.upload_fileobj(
             io.BytesIO(data), BUCKET, "theirs", Config=config
         ),
-        "up, memory: ours": lambda: store.put("ours", data),
-        "up, file:   boto3": lambda: client.upload_file(str(file), BUCKET, "theirs", Config=config),
-        "up, file:   ours": lambda: store.put("ours", file),
-        "down, memory: boto3": lambda: client.download_fileobj(
+        "up": lambda: up(store, data),
+        "up_file boto3": lambda: client.upload_file(str(file), BUCKET, "theirs", Config=config),
+        "up_file": lambda: up_file(store, file),
+        "down boto3": lambda: client.download_fileobj(
             BUCKET, "theirs", io.BytesIO(), Config=config
         ),
-        "down, memory: ours": lambda: store.get("ours"),
-        "down, file:   boto3": lambda: client.download_file(
-            BUCKET, "theirs", str(folder / "copy"), Config=config
-        ),
-        "down, file:   ours": lambda: store.get_to_file("ours", folder / "copy"),
+        "down": lambda: down(store),
+        "down_file boto3": lambda: client.download_file(BUCKET, "theirs", str(copy), Config=config),
+        "down_file": lambda: store.get_to_file("ours", copy),
     }
-    rates: dict[str, list[float]] = {case: [] for case in cases}
-    seconds: dict[str, list[float]] = {case: [] for case in cases}
-    for _ in range(num_rounds):
-        for case, run in cases.items():
-            begin, cpu = time.perf_counter(), time.process_time()
-            run()
-            rates[case].append(NUM_BYTES / 2**20 / (time.perf_counter() - begin))
-            seconds[case].append(time.process_time() - cpu)
-    if store.get("ours") != data:
+    seconds = take_turns(cases, asked)
+    if down(store) != sha256(data):
         raise SystemExit("what came back is not what was written")
     store.close()
-    for case in cases:
-        each = " ".join(f"{rate:4.0f}" for rate in rates[case])
-        print(
-            f"{case:20} {statistics.median(rates[case]):5.0f} MiB/s  ({each})  "
-            f"{statistics.median(seconds[case]):.2f} s CPU"
-        )
+    figures: dict[str, Figure] = {}
+    for case in ("up", "up_file", "down", "down_file"):
+        ratio = seconds[f"{case} boto3"] / seconds[case]
+        figures[f"s3.{case}_vs_boto3"] = Figure(ratio, "ratio", 0.8)
+        figures[f"s3.{case}_mib_per_s"] = Figure(mib_per_s(seconds[case]), "MiB/s")
+    return figures
+
+
+def in_directory(folder: Path, data: bytes, asked: Options) -> dict[str, Figure]:
+    """The same file system for all; every case writes a new file, as a store does."""
+    store = LocalStore(folder / "store")
+    file, copy = folder / "source", folder / "copied"
+
+    def by_hand() -> None:
+        copy.unlink(missing_ok=True)
+        commands: list[list[str | Path]] = [["cp", file], ["sync"], ["sha256sum"]]
+        for command in commands:
+            subprocess.run([*command, copy], check=True, stdout=subprocess.DEVNULL)
+
+    seconds = take_turns({"by hand": by_hand, "ours": lambda: up_file(store, file)}, asked)
+    return {
+        "file.vs_cp": Figure(seconds["by hand"] / seconds["ours"], "ratio", 0.7),
+        "file.up_mib_per_s": Figure(mib_per_s(seconds["ours"]), "MiB/s"),
+    }
+
+
+def main() -> int:
+    asked = options(__doc__ or "")
+    data = os.urandom(NUM_BYTES)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "source").write_bytes(data)
+        figures = in_directory(folder, data, asked)
+        process, server = start(*weed_command(folder))
+        try:
+            figures |= in_s3(server, folder, data, asked)
+        finally:
+            stop(process)
+    return report("store", figures, asked)
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else 3)
+    raise SystemExit(main())
