@@ -3,6 +3,7 @@
     DdlError
     ├── ConfigError            a setting, flag or environment variable that cannot work
     ├── AddressError           a run, Redis or store address that cannot be read
+    ├── UnknownRunError        no run of this name where it was looked for
     ├── TaskError              the user's task file is missing, raises, or builds something unusable
     ├── TrainingError          the user's code raised while it trained
     ├── ProtocolError          a record or payload that this version cannot read
@@ -51,6 +52,10 @@ class ConfigError(DdlError):
 
 class AddressError(ConfigError):
     """An address of a run, a Redis or a store that cannot be read."""
+
+
+class UnknownRunError(ConfigError):
+    """There is no run of this name in the Redis or the store where it was looked for."""
 
 
 class TaskError(DdlError):

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from ddl.core.snapshot import snapshot, snapshot_of_log
-from ddl.errors import DdlError, RegistryError
+from ddl.errors import RegistryError, UnknownRunError
 from ddl.protocol.address import safe_url
 from ddl.protocol.records import RunSnapshot
 from ddl_cli.exits import Exit
@@ -61,7 +61,7 @@ def reading(place: Place) -> Read:
 def first_look(place: Place, read: Read) -> tuple[RunSnapshot, Exit]:
     """The run as Redis shows it, else as the store does.
 
-    Raises: the RegistryError, or DdlError that the run is unknown, if no store is named.
+    Raises: the RegistryError, or UnknownRunError, if no store is named.
     """
     where = safe_url(place.redis_url) if place.redis_url else ""
     code, reason = Exit.OK, f"{where} does not know this run" if where else "not named"
@@ -74,7 +74,7 @@ def first_look(place: Place, read: Read) -> tuple[RunSnapshot, Exit]:
     if found is not None:
         return found, Exit.OK
     if place.store_url is None:
-        raise DdlError(
+        raise UnknownRunError(
             f"Redis at {where} does not know the run {place.run!r}",
             hint="`ddl runs` lists those it knows; with --store the log in the store can be read",
         )
@@ -82,12 +82,12 @@ def first_look(place: Place, read: Read) -> tuple[RunSnapshot, Exit]:
 
 
 def _from_store(place: Place, reason: str) -> RunSnapshot:
-    """The run as the newest record in the store tells it. Raises: DdlError, StoreError."""
+    """The run as the newest record in the store tells it. Raises: UnknownRunError, StoreError."""
     store = place.open_store()
     try:
         found = read_log(store, place.run, redis_error=reason)
         if found is None:
-            raise DdlError(
+            raise UnknownRunError(
                 f"there is no run {place.run!r} in {store.url}",
                 hint="A store's address in --store or DDL_STORE stands without the run's name",
             )

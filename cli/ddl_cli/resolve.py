@@ -11,15 +11,19 @@ import typer
 
 from ddl import config
 from ddl.config import StoreSettings
-from ddl.errors import ConfigError, DdlError
+from ddl.errors import ConfigError, UnknownRunError
 from ddl.protocol.address import check_redis_url, parse_address
 
 if TYPE_CHECKING:
     from ddl.registry.reader import RedisReader
     from ddl.store.base import Store
+    from ddl.store.retry import Retried
 
 REDIS_VARIABLE: Final = "DDL_REDIS"
 STORE_VARIABLE: Final = "DDL_STORE"
+
+PATIENCE_S: Final = 10.0
+"""How long a command tries to reach a store that does not answer."""
 
 RunArgument = Annotated[
     str,
@@ -79,36 +83,51 @@ class Place:
 
     def open_store(self) -> Store:
         """The run's object store. Raises: ConfigError when none is named; StoreError."""
-        from ddl.store.open_url import open_url
-
         if self.store_url is None:
             raise ConfigError(
                 f"no object store is named for the run {self.run!r}",
                 hint=f"Give --store file:///DIR or s3://BUCKET/PREFIX, or set {STORE_VARIABLE}",
             )
-        return open_url(self.store_url, settings=self.store)
+        return open_store(self.store_url, self.store)
 
-    def find_store(self) -> Store:
+    def find_store(self, *, must_exist: bool = True) -> Store:
         """The store that was named, else the one that Redis knows the run by.
 
-        Raises: ConfigError when neither is named; DdlError when Redis does not know the run;
-            RegistryError, StoreError.
+        `must_exist` refuses a directory that is not there, instead of showing an empty store.
+        Raises: ConfigError when neither is named; UnknownRunError; RegistryError, StoreError.
         """
         if self.store_url is not None:
-            return self.open_store()
-        from ddl.store.open_url import open_url
-
+            return open_store(self.store_url, self.store, must_exist=must_exist)
         registry = self.reader()
         try:
             entry = registry.read_entry()
         finally:
             registry.close()
         if entry is None:
-            raise DdlError(
+            raise UnknownRunError(
                 f"Redis does not know the run {self.run!r}",
                 hint="Give the store instead, as file:///DIR/NAME or s3://BUCKET/PREFIX/NAME",
             )
-        return open_url(entry.store_url, settings=entry.run.settings.store)
+        return open_store(entry.store_url, entry.run.settings.store, must_exist=must_exist)
+
+
+def open_store(url: str, settings: StoreSettings, *, must_exist: bool = True) -> Store:
+    """A store for somebody who waits at the keyboard: less patient than a run, and says so."""
+    from ddl.store.open_url import open_url
+    from ddl.store.retry import RetryPolicy
+
+    return open_url(
+        url,
+        settings=settings,
+        policy=RetryPolicy(patience_s=PATIENCE_S),
+        on_retry=_say_retry,
+        must_exist=must_exist,
+    )
+
+
+def _say_retry(retried: Retried) -> None:
+    if retried.attempt == 1:
+        typer.echo(f"cannot {retried.what}: {retried.error}; trying again", err=True)
 
 
 def resolve(

@@ -27,6 +27,11 @@ def short_time(seconds: float) -> str:
     return f"{whole // 86400}d{whole % 86400 // 3600:02d}h"
 
 
+def counted(num: int, thing: str) -> str:
+    """`1 key`, `2 keys`."""
+    return f"{num} {thing}" if num == 1 else f"{num} {thing}s"
+
+
 def short_names(names: Sequence[str], width: int) -> list[str]:
     """Names of at most `width` characters (4 or more) that stay different from each other.
 

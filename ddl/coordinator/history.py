@@ -15,6 +15,7 @@ from ddl.errors import (
     ObjectNotFoundError,
     ProtocolError,
     RefusedError,
+    UnknownRunError,
 )
 from ddl.protocol import wire
 from ddl.protocol.keys import ObjectKeys
@@ -78,10 +79,10 @@ class History:
         return parse_run_record(data, self._keys.run_record)
 
     def existing_run(self) -> RunRecord:
-        """Record 0. Raises: ConfigError if there is no such run; otherwise as `run_record`."""
+        """Record 0. Raises: UnknownRunError; otherwise as `run_record`."""
         run = self.run_record()
         if run is None:
-            raise ConfigError(
+            raise UnknownRunError(
                 f"there is no run {self._keys.run!r} in {self._store.url}",
                 hint="`ddl runs --store URL` lists those that are there",
             )

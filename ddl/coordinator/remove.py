@@ -31,6 +31,9 @@ class Remains(NamedTuple):
     bytes: int
 
 
+NOTHING: Final = Remains("", (), 0)
+
+
 def find_remains(store: Store, run: str) -> Remains:
     """List all objects of a run, whole or not. Raises: StoreError."""
     objects = list(store.list(ObjectKeys(run).prefix))

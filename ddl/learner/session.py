@@ -25,9 +25,9 @@ from ddl.errors import (
     ObjectNotFoundError,
     RefusedError,
     RegistryError,
+    UnknownRunError,
 )
-from ddl.journal import Journal
-from ddl.learner.meters import Outage
+from ddl.journal import Journal, Troubles
 from ddl.learner.spool import Spool
 from ddl.names import check_learner_id
 from ddl.places import is_provably_gone, spool_root
@@ -44,6 +44,10 @@ from ddl.store.search import last_present
 
 HICCUP_TRIES: Final = 2
 """Failures in a row of one request to the store that are nothing to speak of."""
+
+UPLOADS: Final = "uploads"
+DOWNLOADS: Final = "downloads"
+"""Subjects of `Session.troubles` that are the store's; the threads have others of their own."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +86,7 @@ class Session:
     incarnation: int
     registry: LearnerRegistry
     store: Store
-    store_outage: Outage
+    troubles: Troubles
     keys: ObjectKeys
     spool: Spool
     clock: Clock
@@ -109,7 +113,8 @@ def open_session(options: JoinOptions, *, clock: Clock | None = None) -> Session
 
     Raises:
         AddressError, ConfigError: an address or id that cannot be used.
-        RegistryError: Redis cannot be reached, or does not know the run.
+        UnknownRunError: Redis does not know the run.
+        RegistryError: Redis cannot be reached.
         StoreError: the store cannot be used from here.
         RefusedError: another living process has this id.
     """
@@ -119,15 +124,17 @@ def open_session(options: JoinOptions, *, clock: Clock | None = None) -> Session
     registry = RedisLearner(redis_url, run)
     entry = registry.read_entry()
     if entry is None:
-        raise RefusedError(
+        raise UnknownRunError(
             f"Redis at {safe_url(redis_url)} does not know the run {run!r}",
             hint="Start its coordinator first: ddl coordinator start RUN.toml",
         )
-    outage = Outage(clock)
+    journal = options.journal or Journal(sys.stderr)
+    troubles = Troubles(journal, clock)
 
     def on_retry(retried: Retried) -> None:
         if retried.attempt > HICCUP_TRIES:
-            outage.begin(f"cannot {retried.what}: {retried.error}")
+            subject = UPLOADS if retried.what.startswith("write") else DOWNLOADS
+            troubles.begin(subject, f"cannot {retried.what}: {retried.error}")
 
     store = open_url(
         options.store or entry.store_url,
@@ -153,18 +160,26 @@ def open_session(options: JoinOptions, *, clock: Clock | None = None) -> Session
     )
     server = ServerClock(clock)
     record = _register(registry, record, server, entry, takeover=options.takeover)
+    troubles.end(UPLOADS, DOWNLOADS)
+    journal.tell(
+        "learner.joined",
+        f"{learner} (incarnation {incarnation}) joins the run {run!r}, lineage "
+        f"{entry.run.lineage[:8]}, and waits for its weights",
+        learner=learner,
+        incarnation=incarnation,
+    )
     return Session(
         run=entry,
         learner=learner,
         incarnation=incarnation,
         registry=registry,
         store=store,
-        store_outage=outage,
+        troubles=troubles,
         keys=keys,
         spool=spool,
         clock=clock,
         server=server,
-        journal=options.journal or Journal(sys.stderr),
+        journal=journal,
         record=record,
         takeover=options.takeover,
     )

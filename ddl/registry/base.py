@@ -102,6 +102,10 @@ class View(NamedTuple):
     """The newest ones, oldest first."""
     broken: tuple[str, ...]
     """A sentence for every field left out because it cannot be read (another version wrote it)."""
+    used_bytes: int = 0
+    """Memory of the server, 0 if it does not tell."""
+    max_bytes: int = 0
+    """What it may use; it refuses writes beyond that. 0 is no limit."""
 
 
 class CoordinatorRegistry(Protocol):
@@ -317,7 +321,7 @@ class ReaderRegistry(Protocol):
         ...
 
     def request(self, request: Request) -> None:
-        """Hand a person's wish to the coordinator. Raises: RegistryError if the run is unknown."""
+        """Hand a person's wish to the coordinator. Raises: UnknownRunError."""
         ...
 
     def remove_run(self) -> None:

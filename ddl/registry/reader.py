@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Sequence
 
-from ddl.errors import RegistryError
+from ddl.errors import UnknownRunError
 from ddl.protocol.keys import RUNS
 from ddl.protocol.records import (
     Fact,
@@ -38,8 +39,8 @@ class RedisReader(RedisRun):
         started = time.monotonic()
         reply = self._server.run("view", keys, num_facts)
         latency_s = time.monotonic() - started
-        now, entry, lease, left_ms, head, rounds, events, standbys, *hashes = reply
-        fragments, learners, beats, handins, receipts = hashes
+        now, entry, lease, left_ms, head, rounds, events, standbys, *rest = reply
+        fragments, learners, beats, handins, receipts, memory = rest
         broken: list[str] = []
         states = table(fragments, FragmentState, k.fragments, broken).values()
         return View(
@@ -58,7 +59,17 @@ class RedisReader(RedisRun):
             receipts=table(receipts, Receipt, k.receipts, broken),
             facts=self._facts(events),
             broken=tuple(broken),
+            used_bytes=_number(memory, b"used_memory"),
+            max_bytes=_number(memory, b"maxmemory"),
         )
+
+    def facts(self, *, after: str = "", limit: int) -> list[tuple[str, Fact]]:
+        key, what = self._keys.events, f"Redis key {self._keys.events}"
+        if after:
+            rows = self._server.call("XRANGE", key, f"({after}", "+", "COUNT", limit)
+        else:
+            rows = reversed(self._server.call("XREVRANGE", key, "+", "-", "COUNT", limit))
+        return [(id_.decode(), parse(row[b"fact"], Fact, what=what)) for id_, row in rows]
 
     def _facts(
         self, events: Sequence[tuple[bytes, tuple[bytes, bytes]]] | None
@@ -71,10 +82,15 @@ class RedisReader(RedisRun):
         k = self._keys
         keys = [k.run, k.requests, k.arrivals]
         if self._server.run("request", keys, request.id, canonical(request)) == 0:
-            raise RegistryError(
+            raise UnknownRunError(
                 f"Redis at {self._server.where} does not know the run {self._run!r}",
                 hint="Check the address, and that a coordinator of the run has been started",
             )
+
+    def count_keys(self) -> int:
+        """How many keys of the run there are, also if they are only left-overs of one."""
+        found: int = self._server.call("EXISTS", *self._keys.all())
+        return found
 
     def remove_run(self) -> None:
         self._server.call("UNLINK", *self._keys.all())
@@ -90,3 +106,9 @@ def read_runs(url: str) -> dict[str, IndexEntry]:
         server.close()
     what = f"Redis key {RUNS}"
     return {name.decode(): parse(raw[name], IndexEntry, what=what) for name in sorted(raw)}
+
+
+def _number(info: bytes, name: bytes) -> int:
+    """A number of Redis' INFO; 0 where it does not stand."""
+    found = re.search(rb"^%s:(\d+)" % name, info, re.MULTILINE)
+    return int(found[1]) if found else 0

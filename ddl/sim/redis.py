@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from ddl.errors import RefusedError, RegistryError
+from ddl.errors import RefusedError, UnknownRunError
 from ddl.protocol.keys import handin_field
 from ddl.protocol.records import (
     BeatReply,
@@ -474,7 +474,7 @@ class ReaderSide(_Side):
 
     def request(self, request: Request) -> None:
         if self._redis.tables.entry is None:
-            raise RegistryError("Redis does not know the run")
+            raise UnknownRunError("Redis does not know the run")
         self._redis.tables.requests[request.id] = request
         self._redis.arrivals.notify()
 

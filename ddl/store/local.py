@@ -19,6 +19,7 @@ from typing import Final
 from ddl.errors import (
     AddressError,
     ObjectNotFoundError,
+    StoreDeniedError,
     StoreError,
     StoreUnavailableError,
 )
@@ -43,26 +44,26 @@ _NO_LINKS: Final = {errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.EPERM, 
 class LocalStore:
     """The directory `root` as an object store (contract: `ddl.store.base.Store`)."""
 
-    def __init__(self, root: Path) -> None:
-        """Open the directory, making its last part if need be, and clear what dead writers left.
+    def __init__(self, root: Path, *, must_exist: bool = False) -> None:
+        """Open the directory. Nothing is written: who only reads needs no right to.
 
-        Raises: AddressError (its parent is missing, or it is no directory), StoreDeniedError.
+        If only its last part is missing, and it need not exist, it is made by the first `put`. That
+        also clears what dead writers left.
+        Raises: AddressError (it or its parent is missing, or it is no directory), StoreDeniedError.
         """
         self.url = root.as_uri()
         self._root = root
         self._scratch = root / _SCRATCH
-        with self._errors(f"cannot use {root} as a store"):
-            _check_root(root)
-            for folder in (root, self._scratch):
-                if not folder.is_dir():
-                    folder.mkdir(exist_ok=True)
-                    sync_folder(folder.parent)
-        self.sweep_uploads(older_than_s=STALE_SCRATCH_S)
+        self._made = False
+        with disk_errors(f"cannot use {root} as a store", root):
+            self._was_there = root.is_dir()
+            _check_root(root, must_exist=must_exist)
 
     def put(
         self, key: str, body: Body, *, mode: Mode = "plain", progress: Progress | None = None
     ) -> bool:
         target = self._path(key)
+        self._make()
         with (
             Source(body) as source,
             self._errors(f"cannot write {key}", missing=StoreError),
@@ -110,10 +111,14 @@ class LocalStore:
         return ObjectInfo(key, stat.st_size, stat.st_mtime) if path.is_file() else None
 
     def list(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:
+        if self._is_to_be_made():
+            return
         with self._errors(f"cannot list {prefix}*"):
             yield from self._walk(self._root, "", prefix, start_after)
 
     def folders(self) -> Iterator[str]:
+        if self._is_to_be_made():
+            return
         with self._errors("cannot list the folders"), os.scandir(self._root) as found:
             for entry in found:
                 if entry.is_dir() and not entry.name.startswith("."):
@@ -130,6 +135,8 @@ class LocalStore:
             self._prune(path.parent)
 
     def sweep_uploads(self, *, older_than_s: float) -> int:
+        if not self._scratch.is_dir() and not self._is_gone():
+            return 0  # nobody has written here yet
         with self._errors(f"cannot write to {self._root}"):
             with scratch_file(self._scratch) as (_, probe):
                 now = probe.stat().st_mtime  # the file server's clock, which stamped the others too
@@ -145,6 +152,30 @@ class LocalStore:
 
     def close(self) -> None:
         """Nothing is held between calls."""
+
+    def _is_to_be_made(self) -> bool:
+        """Whether even the directory is still missing, because nothing was ever put."""
+        return not self._was_there and not self._root.is_dir()
+
+    def _make(self) -> None:
+        """Make what is missing of the directory, once. One that was there is never made again."""
+        if self._made:
+            return
+        what = f"cannot use {self._root} as a store"
+        with disk_errors(what, self._root):
+            try:
+                for folder in (self._scratch,) if self._was_there else (self._root, self._scratch):
+                    if not folder.is_dir():
+                        folder.mkdir(exist_ok=True)
+                        sync_folder(folder.parent)
+            except FileNotFoundError as error:
+                if self._was_there:
+                    raise self._gone_error() from error
+                raise StoreDeniedError(
+                    f"{what}: no folder can be made there", hint="Name a directory on a disk"
+                ) from error
+        self._was_there = self._made = True
+        self.sweep_uploads(older_than_s=STALE_SCRATCH_S)
 
     def _path(self, key: str) -> Path:
         return self._root / check_key(key)
@@ -212,6 +243,15 @@ class LocalStore:
             while chunk := file.read(CHUNK_BYTES):
                 yield chunk
 
+    def _is_gone(self) -> bool:
+        """Whether the directory was there, and is not any more: unmounted, most likely."""
+        return self._was_there and not self._root.is_dir()
+
+    def _gone_error(self) -> StoreUnavailableError:
+        return StoreUnavailableError(
+            f"store directory {self._root} is gone", hint="Is its share still mounted?"
+        )
+
     @contextmanager
     def _errors(
         self, what: str, *, missing: type[StoreError] = ObjectNotFoundError
@@ -222,21 +262,26 @@ class LocalStore:
             try:
                 yield
             except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
-                if not self._root.is_dir():
-                    raise StoreUnavailableError(
-                        f"store directory {self._root} is gone", hint="Is its share still mounted?"
-                    ) from error
+                if self._is_gone():
+                    raise self._gone_error() from error
                 raise missing(f"{what}: {error.strerror}") from error
 
 
-def _check_root(root: Path) -> None:
-    if not root.parent.is_dir():
+def _check_root(root: Path, *, must_exist: bool) -> None:
+    there = next(folder for folder in (root, *root.parents) if folder.exists())
+    if not there.is_dir():
+        what = "it" if there == root else str(there)
+        raise AddressError(f"store directory {root}: {what} is a file", hint="Name a directory")
+    if must_exist and there != root:
+        raise AddressError(
+            f"store directory {root} does not exist",
+            hint="Check its name, or mount the share it stands for",
+        )
+    if there not in (root, root.parent):
         raise AddressError(
             f"store directory {root}: {root.parent} does not exist",
             hint=f"Create it with `mkdir -p {root.parent}`, or mount the share it stands for",
         )
-    if root.exists() and not root.is_dir():
-        raise AddressError(f"store directory {root} is a file", hint="Name a directory")
 
 
 def _move(scratch: Path, target: Path, mode: Mode) -> bool:

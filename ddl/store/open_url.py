@@ -27,6 +27,7 @@ def open_url(
     environment: Mapping[str, str] | None = None,
     on_retry: OnRetry | None = None,
     policy: RetryPolicy | None = None,
+    must_exist: bool = False,
 ) -> Store:
     """Open `file:///dir` or `s3://bucket/prefix`.
 
@@ -39,17 +40,18 @@ def open_url(
             process environment by default.
         on_retry: told of every wait before another try, from the thread that waits.
         policy: how patient to be with `s3://`.
+        must_exist: refuse a directory that is not there, instead of making it with the first object.
     Raises:
-        AddressError: the address or endpoint cannot be read.
+        AddressError: the address or endpoint cannot be read, or the directory is not there.
         ConfigError: a cap that is not usable.
-        StoreDeniedError: a directory that cannot be written.
+        StoreDeniedError: a directory that cannot be looked into.
     """
     settings = settings or StoreSettings()
     up = TokenBucket(up_mbit) if up_mbit is not None else None
     down = TokenBucket(down_mbit) if down_mbit is not None else None
     parts = _split(url)
     if parts.scheme == "file":
-        store: Store = LocalStore(_directory(url, parts))
+        store: Store = LocalStore(_directory(url, parts), must_exist=must_exist)
     else:
         from ddl.store.s3 import S3Store  # boto3 takes 0.3 s to import: only who needs it pays
 

@@ -149,10 +149,10 @@ def test_an_unreachable_redis_is_three(tmp_path: Path) -> None:
     assert shown.stdout == ""
 
 
-def test_an_unknown_run_is_one(redis_url: str) -> None:
+def test_an_unknown_run_is_two(redis_url: str) -> None:
     """Redis answers, but has no such run."""
     shown = status("nobody", "--redis", redis_url)
-    assert shown.returncode == 1
+    assert shown.returncode == 2
     assert "does not know the run 'nobody'" in shown.stderr
 
 
@@ -179,10 +179,12 @@ def test_the_store_tells_when_redis_does_not(tmp_path: Path, redis_url: str) -> 
 
 
 def test_a_store_without_the_run_is_said(tmp_path: Path) -> None:
-    """Neither place knows it."""
+    """Neither place knows it, or there is no such place; looking leaves nothing behind."""
+    shown = status(f"{tmp_path.as_uri()}/demo")
+    assert (shown.returncode, "there is no run 'demo'" in shown.stderr) == (2, True)
     shown = status(f"{(tmp_path / 'store').as_uri()}/demo")
-    assert shown.returncode == 1
-    assert "there is no run 'demo'" in shown.stderr
+    assert (shown.returncode, "store does not exist" in shown.stderr) == (2, True)
+    assert list(tmp_path.iterdir()) == []
 
 
 def on_terminal(

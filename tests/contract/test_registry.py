@@ -12,7 +12,7 @@ import pytest
 
 from ddl.config import Settings, replace
 from ddl.embedded import EmbeddedRedis
-from ddl.errors import RefusedError, RegistryError
+from ddl.errors import RefusedError, UnknownRunError
 from ddl.protocol.keys import RUNS, RegistryKeys
 from ddl.protocol.records import Fact, Order, Request
 from ddl.protocol.wire import canonical
@@ -667,7 +667,7 @@ def test_a_request_reaches_the_coordinator_until_it_is_removed(sides: Sides) -> 
 
 def test_a_request_to_an_unknown_run_is_an_error(empty: Sides) -> None:
     """A mistyped address does not swallow the wish."""
-    with pytest.raises(RegistryError, match="does not know the run 'demo'"):
+    with pytest.raises(UnknownRunError, match="does not know the run 'demo'"):
         empty.reader.request(Request(id="r1", kind="stop", who="me"))
 
 

@@ -473,7 +473,7 @@ def test_the_second_page_of_a_list_is_lost(no_redis: Target, weed: S3Server) -> 
 
 def test_the_directory_is_read_only(no_redis: Target, unprivileged: Path) -> None:
     """Named, with what to change."""
-    found = find(but(no_redis, store_url=(unprivileged / "store").as_uri()), "store.open")
+    found = find(but(no_redis, store_url=(unprivileged / "store").as_uri()), "store.access")
     assert (found.status, "writable" in found.cure) == ("fail", True)
 
 

@@ -19,7 +19,7 @@ from ddl.coordinator.remove import find_remains, remove_objects
 from ddl.coordinator.verify import verify_run
 from ddl.embedded import EmbeddedRedis
 from ddl.errors import RefusedError, StoreUnavailableError
-from ddl.protocol.keys import ObjectKeys
+from ddl.protocol.keys import ObjectKeys, RegistryKeys
 from ddl.protocol.records import LogRecord
 from ddl.protocol.wire import canonical, parse
 from ddl.registry.reader import RedisReader
@@ -429,8 +429,25 @@ def test_rm_deletes_a_run_that_is_at_rest(
     assert list(store.list("")) == []
     with admin(redis_url) as client:
         assert client.keys("*") == []
-    assert ddl("rm", address, "--yes").code == 1
-    assert ddl("rm", f"{store.url}/{RUN}", "--yes", "--force").code == 1
+    told = ddl("rm", address, "--yes")
+    assert (told.code, f"nothing of a run '{RUN}' in Redis at {redis_url}" in told.err) == (2, True)
+    told = ddl("rm", f"{store.url}/{RUN}", "--redis", redis_url, "--yes")
+    assert (told.code, f"{store.url} and in Redis at" in told.err) == (2, True)
+
+
+@pytest.mark.parametrize("where", ["redis", "store"])
+def test_rm_removes_what_is_left_over_in_redis_alone(
+    where: str, tmp_path: Path, redis_url: str, ddl: Ddl
+) -> None:
+    """Keys of what never became a run, or whose store was deleted by hand, whichever is named."""
+    with admin(redis_url) as client:
+        client.set(RegistryKeys(RUN).epoch, 3)
+    named = {"redis": f"{redis_url}?run={RUN}", "store": f"{(tmp_path / 'store').as_uri()}/{RUN}"}
+    told = ddl("rm", named[where], "--redis", redis_url, "--yes")
+    assert (told.code, "1 key in Redis at" in told.out) == (0, True), told
+    with admin(redis_url) as client:
+        assert client.keys("*") == []
+    assert not (tmp_path / "store").exists()
 
 
 def test_rm_leaves_a_run_that_has_only_the_name_in_common(

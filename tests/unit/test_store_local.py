@@ -16,6 +16,7 @@ import pytest
 from ddl.errors import (
     AddressError,
     ObjectNotFoundError,
+    StoreDeniedError,
     StoreError,
     StoreFullError,
     StoreUnavailableError,
@@ -73,17 +74,18 @@ def test_a_killed_writer_leaves_no_object(root: Path, mode: str) -> None:
     assert left.stat().st_size > 0
     assert list(store.list("")) == []
     assert store.put("run/x", b"x", mode="create") is True
-    LocalStore(root)
+    LocalStore(root).put("run/y", b"y")
     assert scratch_of(root) == [left]  # young: its writer might be alive
     old = time.time() - STALE_SCRATCH_S - 60
     os.utime(left, (old, old))
-    LocalStore(root)
+    LocalStore(root).put("run/z", b"z")
     assert scratch_of(root) == []
     assert store.get("run/x") == b"x"
 
 
 def test_sweep_counts_what_it_removes(store: LocalStore, root: Path) -> None:
     """Only leftovers older than asked for are swept."""
+    store.put("run/x", b"x")
     for name, age_s in (("a", 10), ("b", 100), ("c", 1000)):
         path = root / ".scratch" / name
         path.write_bytes(b"x")
@@ -109,6 +111,7 @@ def test_full_disk(
     store: LocalStore, root: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     """No space, or no quota, is said so; nothing half-written stays."""
+    store.put("run/w", b"w")
 
     def full(_: int) -> None:
         raise OSError(number, os.strerror(number))
@@ -178,14 +181,45 @@ def test_an_unwritable_directory_is_refused(tmp_path: Path, exists: bool) -> Non
 
 
 def test_what_cannot_be_a_store(tmp_path: Path) -> None:
-    """A missing parent and a file are refused; a missing last directory is made."""
+    """A missing parent, and a file anywhere in the path, are refused; each with its own cure."""
     with pytest.raises(AddressError, match=r"missing does not exist.*mkdir -p"):
         LocalStore(tmp_path / "missing" / "store")
     (tmp_path / "file").write_bytes(b"")
-    with pytest.raises(AddressError, match="is a file"):
+    with pytest.raises(AddressError, match="it is a file"):
         LocalStore(tmp_path / "file")
-    LocalStore(tmp_path / "store")
-    assert (tmp_path / "store").is_dir()
+    for below in ("store", "a/store"):
+        with pytest.raises(AddressError, match=r"/file is a file\. Name a directory"):
+            LocalStore(tmp_path / "file" / below)
+
+
+@pytest.mark.skipif(not Path("/proc/self").is_dir(), reason="only Linux has /proc")
+def test_a_file_system_that_takes_no_folders() -> None:
+    """That is said of the place, not taken for a share that is gone."""
+    with pytest.raises(StoreDeniedError, match="cannot use /proc/store as a store"):
+        LocalStore(Path("/proc/store")).put("run/x", b"x")
+
+
+def test_who_only_reads_writes_nothing(tmp_path: Path) -> None:
+    """A directory that is not there reads as an empty store until the first `put` makes it; one that
+    must be there is refused instead."""
+    root = tmp_path / "store"
+    with pytest.raises(AddressError, match="store does not exist"):
+        LocalStore(root, must_exist=True)
+    store = LocalStore(root)
+    assert store.head("run/x") is None
+    assert list(store.list("")) == []
+    assert list(store.folders()) == []
+    store.delete(["run/x"])
+    assert store.sweep_uploads(older_than_s=0.0) == 0
+    with pytest.raises(ObjectNotFoundError):
+        store.get("run/x")
+    assert not root.exists()
+    store.put("run/x", b"x")
+    root.joinpath(".scratch").rmdir()  # as if made by hand, or copied without hidden files
+    reader = LocalStore(root, must_exist=True)
+    assert reader.get("run/x") == b"x"
+    assert list(reader.folders()) == ["run"]
+    assert not root.joinpath(".scratch").exists()
 
 
 def test_a_share_that_is_gone_is_not_an_empty_store(store: LocalStore, root: Path) -> None:

@@ -20,7 +20,8 @@ def test_a_directory(tmp_path: Path) -> None:
     """A file URL opens a directory; escapes are undone."""
     store = open_url(f"file://{tmp_path}/two%20words")
     assert isinstance(store, LocalStore)
-    assert (tmp_path / "two words").is_dir()
+    store.put("run/x", b"x")
+    assert (tmp_path / "two words" / "run" / "x").is_file()
     assert store.url == f"file://{tmp_path}/two%20words"
 
 

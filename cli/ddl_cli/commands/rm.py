@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ddl.errors import DdlError, RefusedError
-from ddl_cli.resolve import RedisOption, RunArgument, StoreOption, resolve
-from ddl_cli.units import short_number
+from ddl.config import LivenessSettings
+from ddl.errors import RefusedError, UnknownRunError
+from ddl.protocol.address import safe_url
+from ddl_cli.resolve import Place, RedisOption, RunArgument, StoreOption, resolve
+from ddl_cli.units import counted, short_number
 
 if TYPE_CHECKING:
     from ddl.coordinator.remove import Remains
@@ -34,50 +36,77 @@ def rm(
 
     If this is interrupted, what is left is no run any more; the same command finishes it.
     """
-    from ddl.coordinator.remove import find_remains, remove_objects
+    from ddl.coordinator.remove import NOTHING, find_remains, remove_objects
     from ddl_cli.progress import bars
 
     place = resolve(run, redis=redis, store=store)
-    opened = place.find_store()
+    opened = _find_store(place)
     registry = place.reader() if place.redis_url is not None else None
     try:
-        remains = find_remains(opened, place.run)
+        remains = find_remains(opened, place.run) if opened is not None else NOTHING
         view = registry.view(num_facts=0) if registry is not None else None
         if view is not None and not _is_of(view, remains, opened):
             view = None  # Redis knows another run by this name: it stays as it is
-        if not remains.keys and (view is None or view.entry is None):
-            raise DdlError(f"there is nothing of a run {place.run!r} in {opened.url}")
+        num_keys = registry.count_keys() if registry is not None and view is not None else 0
+        if not remains.keys and not num_keys:
+            raise UnknownRunError(
+                f"there is nothing of a run {place.run!r} in {_places(place, opened)}",
+                hint="`ddl runs` lists the runs of a --redis or of a --store",
+            )
+        what = _what(place, opened, remains, num_keys)
         if not force:
             _check_at_rest(place.run, view)
         if not yes:
-            typer.confirm(
-                f"Delete {place.run} for good: {len(remains.keys)} objects "
-                f"({short_number(remains.bytes)}B) in {opened.url}"
-                + (" and its keys in Redis" if view is not None else "")
-                + "?",
-                abort=True,
-                err=True,
-            )
-        with bars() as tick:
-            who = getpass.getuser()
-            remove_objects(opened, place.run, remains, who=who, now=time.time(), tick=tick)
+            typer.confirm(f"Delete {place.run} for good: {what}?", abort=True, err=True)
+        if opened is not None and remains.keys:
+            with bars() as tick:
+                who = getpass.getuser()
+                remove_objects(opened, place.run, remains, who=who, now=time.time(), tick=tick)
         # last of all: until here, Redis still tells where the objects are
         if registry is not None and view is not None:
             registry.remove_run()
     finally:
-        opened.close()
+        if opened is not None:
+            opened.close()
         if registry is not None:
             registry.close()
-    typer.echo(f"{place.run} is deleted: {len(remains.keys)} objects in {opened.url}")
+    typer.echo(f"{place.run} is deleted: {what}")
 
 
-def _is_of(view: View, remains: Remains, store: Store) -> bool:
+def _find_store(place: Place) -> Store | None:
+    """The run's store; None when nobody knows it, so that there can only be keys in Redis."""
+    try:
+        return place.find_store(must_exist=False)
+    except UnknownRunError:
+        return None
+
+
+def _places(place: Place, store: Store | None) -> str:
+    """Where was looked, for people."""
+    looked = [store.url] if store is not None else []
+    looked += [f"Redis at {safe_url(place.redis_url)}"] if place.redis_url is not None else []
+    return " and in ".join(looked)
+
+
+def _what(place: Place, store: Store | None, remains: Remains, num_keys: int) -> str:
+    """What is deleted, for people."""
+    parts = []
+    if store is not None:
+        size = f" ({short_number(remains.bytes)}B)" if remains.keys else ""
+        parts.append(f"{counted(len(remains.keys), 'object')}{size} in {store.url}")
+    if num_keys:
+        assert place.redis_url is not None
+        parts.append(f"{counted(num_keys, 'key')} in Redis at {safe_url(place.redis_url)}")
+    return " and ".join(parts)
+
+
+def _is_of(view: View, remains: Remains, store: Store | None) -> bool:
     """Whether what Redis shows is the run that lies in the store."""
     if view.entry is None:
         return True
     if remains.lineage:
         return view.entry.run.lineage == remains.lineage
-    return view.entry.store_url == store.url
+    return store is not None and view.entry.store_url == store.url
 
 
 def _check_at_rest(run: str, view: View | None) -> None:
@@ -91,9 +120,11 @@ def _check_at_rest(run: str, view: View | None) -> None:
         )
     alive = [f"the coordinator {view.lease.holder}"] if view.lease is not None else []
     shown = snapshot(view)
-    alive += (
-        [f"learner {row.id}" for row in shown.learners if row.state in PRESENT] if shown else []
-    )
+    if shown is not None:
+        alive += [f"learner {row.id}" for row in shown.learners if row.state in PRESENT]
+    else:  # no run any more, but somebody may believe in it
+        gone_s = LivenessSettings().gone_s
+        alive += [f"learner {id_}" for id_, at in view.beats.items() if view.now - at < gone_s]
     if alive:
         raise RefusedError(
             f"{run!r} is in use, by {', '.join(alive)}",

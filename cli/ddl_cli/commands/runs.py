@@ -61,10 +61,10 @@ def _at_redis(url: str) -> RunList:
 
 
 def _in_store(url: str) -> RunList:
-    from ddl.store.open_url import open_url
     from ddl_cli.listing import RunList, runs_in_store
+    from ddl_cli.resolve import open_store
 
-    opened = open_url(url, settings=config.load(environment=os.environ).settings.store)
+    opened = open_store(url, config.load(environment=os.environ).settings.store)
     try:
         return RunList(where=opened.url, runs=tuple(runs_in_store(opened)))
     finally:
