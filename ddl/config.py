@@ -12,16 +12,17 @@ Values are taken in the order default < file < environment < flag.
 from __future__ import annotations
 
 import difflib
-import re
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import Any, Final, Literal, get_args, get_type_hints
+from typing import Any, Final, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 
 from ddl.errors import ConfigError
+from ddl.limits import LIMITS, conflicts
 from ddl.names import check_run_name
 
 Scalar = bool | int | float | str
@@ -145,11 +146,10 @@ FIXED: Final = ("run", "task", "store", "fragments", "merge", "adopt", "codec")
 LIVE: Final = ("round", "outer", "gate", "liveness", "health", "stop", "keep")
 LOCAL: Final = ("redis",)
 
-STALENESS_LIMIT: Final = 30
-"""Highest `round.staleness_max`: the log remembers the digests of so many versions."""
-
 ENVIRONMENT: Final = {"DDL_REDIS": "redis.url", "DDL_STORE": "store.url"}
 """Short names; every other setting is `DDL_<SECTION>_<KEY>`, for example DDL_ROUND_QUORUM."""
+
+_TABLE_PREFIXES: Final = tuple(f"DDL_{section.upper()}_" for section in Settings.__struct_fields__)
 
 
 class Loaded(msgspec.Struct, frozen=True, kw_only=True):
@@ -172,29 +172,17 @@ def load(
         environment: variables to look at (`DDL_...`); others, and empty ones, are ignored.
         flags: dotted key -> text, as from `--set round.quorum=3`.
     Raises:
-        ConfigError: unreadable file, unknown key (the nearest is named), wrong type, impossible value.
+        ConfigError: unreadable file, unknown key (the nearest is named), wrong type, impossible
+            value; every mistake there is, a line each, with where it was made.
     """
-    values: dict[str, Any] = {}
-    origins = dict.fromkeys(all_keys(), "default")
-
-    def take(key: str, value: Any, origin: str) -> None:
-        section, _, name = key.partition(".")
-        values.setdefault(section, {})[name] = value
-        origins[key] = origin
-
+    reading = _Reading({})
     if file is not None:
-        for key, value in _flatten(_read_toml(file), str(file)):
-            take(key, value, str(file))
-    for variable, key in _environment_keys(environment or {}):
-        take(
-            key, _from_text(key, (environment or {})[variable], variable), f"environment {variable}"
-        )
+        reading.take_tables(_read_toml(file), str(file))
+    for variable, text in (environment or {}).items():
+        reading.take_variable(variable, text)
     for key, text in (flags or {}).items():
-        known_key(key, "flag")
-        take(key, _from_text(key, text, f"flag {key}"), "flag")
-    settings = _convert(values, origins)
-    check(settings)
-    return Loaded(settings=settings, origins=origins)
+        reading.take_text(key, text, "flag")
+    return Loaded(settings=reading.settings(), origins=reading.origins)
 
 
 def all_keys() -> list[str]:
@@ -221,15 +209,11 @@ def get(settings: Settings, key: str) -> Any:
 
 
 def replace(settings: Settings, changes: Mapping[str, Scalar]) -> Settings:
-    """Settings with dotted `changes` applied and checked. Raises: ConfigError."""
-    raw: dict[str, Any] = msgspec.to_builtins(settings)
+    """Settings with dotted `changes` applied and checked. Raises: ConfigError, as `load`."""
+    reading = _Reading(msgspec.to_builtins(settings))
     for key, value in changes.items():
-        known_key(key, "change")
-        section, _, name = key.partition(".")
-        raw[section][name] = value
-    changed = _convert(raw, {})
-    check(changed)
-    return changed
+        reading.take(key, value, "change")
+    return reading.settings()
 
 
 def amend(settings: Settings, changes: Mapping[str, Scalar]) -> Settings:
@@ -248,150 +232,168 @@ def amend(settings: Settings, changes: Mapping[str, Scalar]) -> Settings:
 def read_changes(texts: Mapping[str, str]) -> dict[str, Scalar]:
     """Changes as they are typed, dotted key -> text, as values of the right type.
 
-    Raises: ConfigError: an unknown key (the nearest is named), or a value of another type.
+    Raises: ConfigError: unknown keys (the nearest is named), or values of another type.
     """
-    return {
-        known_key(key, "change"): _from_text(key, text, f"change {key}")
-        for key, text in texts.items()
-    }
+    reading = _Reading({})
+    for key, text in texts.items():
+        reading.take_text(key, text, "change")
+    reading.refuse()
+    return {key: reading.values[key.partition(".")[0]][key.partition(".")[2]] for key in texts}
 
 
-def check(settings: Settings) -> None:
-    """Refuse values that cannot work, alone or together. Raises: ConfigError."""
-    check_run_name(settings.run.name)
-    s = settings
-    _at_least(s, "run.seed", 0)
-    _at_least(s, "store.part_bytes", 5 * 1024 * 1024)
-    _at_least(s, "fragments.num", 0)
-    for key in ("round.every_steps", "round.overlap_steps", "round.in_flight", "round.quorum"):
-        _at_least(s, key, 1)
-    _between(s, "round.staleness_max", 0, STALENESS_LIMIT)
-    _at_least(s, "round.deadline_s", 0)
-    _between(s, "round.grace_ratio", 0.0, 1.0, open_top=True)
-    _between(s, "round.staleness_decay", 0.0, 1.0)
-    _between(s, "adopt.alpha", 0.0, 1.0)
-    _between(s, "outer.momentum", 0.0, 1.0, open_top=True)
-    _above(s, "outer.lr", 0.0)
-    _above(s, "gate.norm_factor", 1.0)
-    _at_least(s, "gate.calm_rounds", 0)
-    _at_least(s, "gate.refusals_max", 1)
-    for key in ("beat_s", "suspect_s", "gone_s", "lease_s", "max_offline_s", "drain_s"):
-        _above(s, f"liveness.{key}", 0.0)
-    _above(s, "health.loss_jump_ratio", 0.0)
-    _at_least(s, "health.bad_rounds", 1)
-    for key in ("stop.tokens", "stop.commits", "keep.every"):
-        _at_least(s, key, 0)
-    _at_least(s, "keep.versions", 1)
-    if s.round.overlap_steps >= s.round.every_steps:
-        raise ConfigError(
-            f"round.overlap_steps ({s.round.overlap_steps}) must be less than "
-            f"round.every_steps ({s.round.every_steps})",
-            hint=f"Use at most {s.round.every_steps - 1}",
-        )
-    if s.fragments.num and s.round.in_flight > s.fragments.num:
-        raise ConfigError(
-            f"round.in_flight ({s.round.in_flight}) is more than fragments.num "
-            f"({s.fragments.num}): a fragment has one open round at most",
-            hint=f"Use round.in_flight = {s.fragments.num}",
-        )
-    if s.fragments.num > s.round.every_steps:
-        raise ConfigError(
-            f"fragments.num ({s.fragments.num}) is more than round.every_steps "
-            f"({s.round.every_steps}): a learner would hand in fragments with no step on them",
-            hint=f"Use fragments.num = {s.round.every_steps} or fewer",
-        )
-    live = s.liveness
-    if not 3 * live.beat_s <= live.suspect_s <= live.gone_s:
-        raise ConfigError(
-            f"liveness.beat_s ({live.beat_s:g}), suspect_s ({live.suspect_s:g}) and gone_s "
-            f"({live.gone_s:g}) must satisfy 3 * beat_s <= suspect_s <= gone_s",
-            hint=f"Use suspect_s = {3 * live.beat_s:g} or more, and gone_s no less than that",
-        )
-    if live.lease_s < 3 * live.beat_s:
-        raise ConfigError(
-            f"liveness.lease_s ({live.lease_s:g}) is less than 3 beats of {live.beat_s:g} s",
-            hint=f"Use lease_s = {3 * live.beat_s:g} or more",
-        )
+class _Reading:
+    """Values as they come in, where each came from, and what is wrong with them.
+
+    Attributes:
+        values: by table and name.
+        origins: of every key there is; "default" if nothing was taken for it.
+    """
+
+    def __init__(self, values: dict[str, Any]) -> None:
+        self.values: dict[str, dict[str, Any]] = values
+        self.origins = dict.fromkeys(all_keys(), "default")
+        self._problems: list[ConfigError] = []
+
+    def take_tables(self, raw: Mapping[str, Any], where: str) -> None:
+        """All of a `run.toml`."""
+        sections = Settings.__struct_fields__
+        for section, table in raw.items():
+            if section not in sections:
+                near = difflib.get_close_matches(section, sections, n=1, cutoff=0.5)
+                known = f"Known tables: {', '.join(sections)}"
+                hint = f"Did you mean [{near[0]}]?" if near else known
+                self._problem(where, f"unknown table [{section}]", hint)
+            elif not isinstance(table, dict):
+                self._problem(where, f"{section} must be a table [{section}], got {table!r}")
+            else:
+                for name, value in table.items():
+                    self.take(f"{section}.{name}", value, where)
+
+    def take_variable(self, name: str, text: str) -> None:
+        """A variable of the environment; nothing, if it is none of ours or empty."""
+        if (key := _variables().get(name)) is not None:
+            if text:
+                self.take_text(key, text, f"environment {name}")
+        elif name.startswith(_TABLE_PREFIXES):
+            near = difflib.get_close_matches(name, _variables(), n=1)
+            hint = f"Did you mean {near[0]}?" if near else "See `ddl config show` for all settings"
+            self._problem(f"environment {name}", "unknown setting", hint)
+
+    def take_text(self, key: str, text: str, where: str) -> None:
+        """A value as it was typed."""
+        value = _read_text(_kind(key), text) if key in self.origins else text
+        self.take(key, value, where)
+
+    def take(self, key: str, value: Any, where: str) -> None:
+        """A value of a type that TOML has."""
+        try:
+            kind = _kind(known_key(key, where))
+        except ConfigError as error:
+            self._problems.append(error)
+            return
+        if wanted := _wrong_type(kind, value):
+            self._problem(where, f"{key} = {value!r}: must be {wanted}")
+            return
+        section, _, name = key.partition(".")
+        self.values.setdefault(section, {})[name] = value
+        self.origins[key] = where
+
+    def settings(self) -> Settings:
+        """What was taken, with the defaults for all else. Raises: ConfigError with all mistakes."""
+        settings = msgspec.convert(self.values, Settings)
+        for key, judge in LIMITS.items():
+            value = get(settings, key)
+            if wanted := judge(value):
+                self._problem(self._where(key), f"{key} = {value!r}: must be {wanted}")
+        try:
+            check_run_name(settings.run.name)
+        except ConfigError as error:
+            self._problem(self._where("run.name"), error.args[0], error.hint)
+        if not self._problems:  # else what stands beside it may be none
+            for keys, text, hint in conflicts(settings):
+                self._problem(self._where(*keys), text, hint)
+        self.refuse()
+        return settings
+
+    def refuse(self) -> None:
+        """Raises: ConfigError if anything was wrong."""
+        if len(self._problems) == 1:
+            raise self._problems[0]
+        if self._problems:
+            lines = "".join(f"\n  {problem}" for problem in self._problems)
+            raise ConfigError(f"{len(self._problems)} settings cannot be used:{lines}")
+
+    def _problem(self, where: str, text: str, hint: str = "") -> None:
+        self._problems.append(ConfigError(f"{where}: {text}" if where else text, hint=hint))
+
+    def _where(self, *keys: str) -> str:
+        """Where the values of these keys came from; empty if they are all defaults."""
+        given = (self.origins[key] for key in keys if self.origins[key] != "default")
+        return ", ".join(dict.fromkeys(given))
 
 
 def _read_toml(file: Path) -> dict[str, Any]:
+    """Raises: ConfigError, also for a file that sets nothing: it was hardly meant."""
+    how = "`ddl init` writes one"
     try:
-        return tomllib.loads(file.read_text(encoding="utf-8"))
+        raw = tomllib.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise ConfigError(f"{file} does not exist", hint="`ddl init` writes one") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{file} cannot be read: {error}") from error
+        raise ConfigError(f"{file} does not exist", hint=how) from None
+    except IsADirectoryError:
+        raise ConfigError(f"{file} is a folder", hint="Give the run.toml in it") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{file} is not a text file", hint=f"A run.toml is; {how}") from None
+    except OSError as error:
+        raise ConfigError(
+            f"{file} cannot be read: {error.strerror}", hint="Check who may read it"
+        ) from error
     except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{file} is not valid TOML: {error}") from error
+        raise ConfigError(
+            f"{file} is not valid TOML: {error}", hint='Texts stand in quotes: key = "text"'
+        ) from error
+    if not raw:
+        raise ConfigError(f"{file} sets nothing", hint=how)
+    return raw
 
 
-def _flatten(raw: Mapping[str, Any], where: str) -> Iterable[tuple[str, Any]]:
-    sections = Settings.__struct_fields__
-    for section, table in raw.items():
-        if section not in sections:
-            near = difflib.get_close_matches(section, sections, n=1, cutoff=0.5)
-            hint = f"Did you mean [{near[0]}]?" if near else f"Known tables: {', '.join(sections)}"
-            raise ConfigError(f"{where}: unknown table [{section}]", hint=hint)
-        if not isinstance(table, dict):
-            raise ConfigError(f"{where}: {section} must be a table [{section}], got {table!r}")
-        for name, value in table.items():
-            yield known_key(f"{section}.{name}", where), value
+@cache
+def _variables() -> dict[str, str]:
+    """Variable of the environment -> key."""
+    return {f"DDL_{key.upper().replace('.', '_')}": key for key in all_keys()} | ENVIRONMENT
 
 
-def _environment_keys(environment: Mapping[str, str]) -> Iterable[tuple[str, str]]:
-    """Variables that are set, and their keys. Raises: ConfigError: a setting that does not exist."""
-    names = {f"DDL_{key.upper().replace('.', '_')}": key for key in all_keys()} | ENVIRONMENT
-    tables = tuple(f"DDL_{section.upper()}_" for section in Settings.__struct_fields__)
-    for name in environment:
-        if name.startswith(tables) and name not in names:
-            near = difflib.get_close_matches(name, names, n=1)
-            hint = f"Did you mean {near[0]}?" if near else "See `ddl config show` for all settings"
-            raise ConfigError(f"environment: no setting is called {name}", hint=hint)
-    return [(name, key) for name, key in names.items() if environment.get(name)]
-
-
-def _from_text(key: str, text: str, where: str) -> Any:
-    section, _, name = key.partition(".")
-    kind = get_type_hints(_section(section))[name]
-    try:
+def _read_text(kind: Any, text: str) -> Any:
+    """The value that was typed for a setting of this kind; `text` itself if it is none."""
+    with suppress(ValueError, KeyError):
         if kind is bool:
             return {"true": True, "1": True, "false": False, "0": False}[text.lower()]
         if kind is int:
             return int(text.replace("_", ""))
         if kind is float:
             return float(text)
-        if kind in (dict, dict[str, Scalar]):
+        if kind == dict[str, Scalar]:
             return tomllib.loads(f"x = {text}")["x"]
-    except (ValueError, KeyError):
-        expected = getattr(kind, "__name__", str(kind))
-        raise ConfigError(f"{where}: expected {expected}, got {text!r}") from None
     return text
 
 
-def _convert(values: Mapping[str, Any], origins: Mapping[str, str]) -> Settings:
-    try:
-        # strict=False would take "3" for 3; whole numbers are welcome where a float is meant
-        return msgspec.convert(values, Settings)
-    except msgspec.ValidationError as error:
-        message, _, path = str(error).partition(" - at `$.")
-        key = path.rstrip("`")
-        section, _, name = key.partition(".")
-        value = values.get(section, {}).get(name)
-        where = origins.get(key, "")
-        allowed = _choices(section, name)
-        hint = f"Allowed: {', '.join(allowed)}" if allowed else ""
-        prefix = f"{where}: " if where and where != "default" else ""
-        message = re.sub(r"^Invalid enum value.*", "not one of the allowed values", message)
-        raise ConfigError(f"{prefix}{key} = {value!r}: {message}", hint=hint) from None
+def _wrong_type(kind: Any, value: Any) -> str:
+    """What a value must be that is not of this kind; empty if it is."""
+    if choices := get_args(kind) if get_origin(kind) is Literal else ():
+        return "" if value in choices else f"one of {', '.join(choices)}"
+    if kind == dict[str, Scalar]:
+        good = isinstance(value, dict) and all(isinstance(v, Scalar) for v in value.values())
+        return "" if good else 'a table such as {size = 3, data = "text"}'
+    if kind is float and type(value) is int:
+        return ""  # whole numbers are welcome
+    return "" if type(value) is kind else _KINDS[kind]
 
 
-def _choices(section: str, name: str) -> list[str]:
-    if section not in Settings.__struct_fields__:
-        return []
-    kind = get_type_hints(_section(section)).get(name)
-    return (
-        [str(a) for a in get_args(kind)] if kind and str(kind).startswith("typing.Literal") else []
-    )
+_KINDS: Final = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
+
+
+def _kind(key: str) -> Any:
+    section, _, name = key.partition(".")
+    return get_type_hints(_section(section))[name]
 
 
 @cache
@@ -400,26 +402,3 @@ def _section(name: str) -> type[Section]:
     assert isinstance(kind, type)
     assert issubclass(kind, Section)
     return kind
-
-
-def _at_least(settings: Settings, key: str, least: float) -> None:
-    value = get(settings, key)
-    if not value >= least:
-        raise ConfigError(f"{key} = {value!r}: must be at least {least:g}")
-    if value == float("inf"):  # no JSON number, so no record could hold it
-        raise ConfigError(f"{key} = {value!r}: must be finite")
-
-
-def _above(settings: Settings, key: str, bound: float) -> None:
-    value = get(settings, key)
-    if not bound < value < float("inf"):
-        raise ConfigError(f"{key} = {value!r}: must be a finite number above {bound:g}")
-
-
-def _between(
-    settings: Settings, key: str, low: float, high: float, *, open_top: bool = False
-) -> None:
-    value = get(settings, key)
-    if not (low <= value < high if open_top else low <= value <= high):
-        top = "below" if open_top else "at most"
-        raise ConfigError(f"{key} = {value!r}: must be at least {low:g} and {top} {high:g}")

@@ -14,7 +14,8 @@ import importlib.machinery
 import importlib.util
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
@@ -156,11 +157,18 @@ def load_task(file: Path, ctx: TaskContext) -> Task:
             f"{file}: build(ctx) returned {type(task).__name__}, not ddl.Task",
             hint="Return ddl.Task(model=..., optimizer=..., batches=..., loss=..., tokens=...)",
         )
-    try:
+    with in_file(file):
         check_task(task, ctx)
+    return task
+
+
+@contextmanager
+def in_file(file: Path) -> Iterator[None]:
+    """Let a TaskError of the block say which file's task is meant."""
+    try:
+        yield
     except TaskError as error:
         raise TaskError(f"{file}: {error.args[0]}", hint=error.hint) from None
-    return task
 
 
 def task_digest(file: Path) -> str:

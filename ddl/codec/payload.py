@@ -104,7 +104,7 @@ def write_payload(
         codec.encode(value.contiguous().view(-1), coded.parts)
         if num_bad := codec.num_bad(coded.parts):
             raise TaskError(
-                f"{min(num_bad, spec.numel)} of {spec.numel} values of {spec.name!r} are not finite in {codec.tag}",
+                f"{min(num_bad, spec.numel)} of {spec.numel} values of {spec.name!r} are not finite",
                 hint="Training has diverged: lower the learning rate or clip gradients",
             )
         decoded[spec.name] = coded

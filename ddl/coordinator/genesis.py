@@ -9,6 +9,7 @@ import contextlib
 import secrets
 from collections.abc import Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,40 +29,59 @@ from ddl.protocol.records import Layout, ObjectRef, RunRecord
 from ddl.protocol.wire import SCHEMA, canonical
 from ddl.registry.base import shared_settings
 from ddl.store.base import Store
-from ddl.task import Task, TaskContext, load_task, task_digest
+from ddl.task import Task, TaskContext, in_file, load_task, task_digest
+
+
+class Draft(NamedTuple):
+    """A run that could be created: its model, its start weights, and the digest of its task."""
+
+    description: ModelDescription
+    layout: Layout
+    values: Mapping[str, Tensor]
+    task_digest: str
 
 
 def build_model(settings: Settings, task_file: Path) -> tuple[ModelDescription, Layout]:
     """Build the task's model on the CPU, with the run's seed, and cut it into fragments.
 
-    Raises: TaskError, ConfigError.
+    Raises: TaskError that names the file, ConfigError.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(settings.run.seed)
         task = load_task(task_file, _context(settings))
-    description = describe_model(task.model)
-    _check_storable(description)
-    return description, _plan(settings, description, task)
+    with in_file(task_file):
+        description = describe_model(task.model)
+        _check_storable(description)
+        return description, _plan(settings, description, task)
 
 
-def create(
-    store: Store, settings: Settings, *, task_file: Path, init: Path | None, now: float
-) -> RunRecord | None:
-    """Create the run; None if another coordinator was first.
-
-    What was put before a failure is removed again.
+def draft(settings: Settings, *, task_file: Path, init: Path | None) -> Draft:
+    """Build what a run begins with. Reads files of this machine, and touches nothing else.
 
     Args:
         init: a safetensors file with the start weights under canonical names, in place of those
             that the task builds.
-        now: Redis server time.
-    Raises: TaskError, ConfigError, StoreError.
+    Raises: TaskError, ConfigError.
     """
     description, layout = build_model(settings, task_file)
     values = {**description.tensors, **description.frozen}
     if init is not None:
         values = load_initial(init, values)
-    digest = task_digest(task_file)
+    with in_file(task_file):
+        _check_finite(values)
+    return Draft(description, layout, values, task_digest(task_file))
+
+
+def create(store: Store, settings: Settings, drafted: Draft, *, now: float) -> RunRecord | None:
+    """Create the run; None if another coordinator was first.
+
+    What was put before a failure is removed again.
+
+    Args:
+        now: Redis server time.
+    Raises: StoreError.
+    """
+    description, layout, values, digest = drafted
     name = settings.run.name
     keys = ObjectKeys(name)
     put: list[ObjectRef] = []
@@ -122,6 +142,15 @@ def _check_storable(description: ModelDescription) -> None:
             raise TaskError(
                 f"tensor {name!r} of the model is {tensor.dtype}, which cannot be stored",
                 hint="Convert it, or register it as a buffer with persistent=False",
+            )
+
+
+def _check_finite(values: Mapping[str, Tensor]) -> None:
+    for name, tensor in values.items():
+        if tensor.is_floating_point() and (num := int((~tensor.detach().isfinite()).sum())):
+            raise TaskError(
+                f"{num} of {tensor.numel()} start values of {name!r} are not finite",
+                hint="See how build(ctx) initialises the model",
             )
 
 

@@ -28,6 +28,7 @@ from ddl.registry.coordinator import RedisCoordinator
 from ddl.store.base import Store
 from ddl.store.open_url import open_url
 from ddl.store.probe import probe_create_once
+from ddl.task import task_digest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,26 +107,14 @@ class Coordinator:
 
     def run(self, on_ready: Callable[[Service], None] = lambda _: None) -> Outcome:
         """See `run_coordinator`."""
-        self._server_clock.observe(self._registry.now())
-        if not probe_create_once(self._store):
-            raise StoreError(
-                f"{self._store.url} does not create objects once: the log cannot be kept in it",
-                hint="Use a store that honours If-None-Match, or a directory",
-            )
-        entry = self._registry.read_entry()
-        self._catch_up()
-        resume.check_entry(entry, self._run, self._store.url)
-        if self._run is not None and self._options.init is not None:
-            raise ConfigError(
-                f"run {self._run.name!r} exists: --init is for creating one",
-                hint="Leave --init out to go on with the run, or use another run.name",
-            )
+        drafted = self._check()
         with self._lease() as keeper:
             self._server_clock.observe(self._registry.now())
             self._catch_up()
             if self._log is None:
-                self._create()
+                self._create(drafted or self._draft())
                 self._catch_up()
+            del drafted
             run, log = self._run, self._log
             assert run is not None, "what was there a moment ago is never deleted"
             assert log is not None
@@ -162,6 +151,35 @@ class Coordinator:
             )
             on_ready(service)
             return service.run()
+
+    def _check(self) -> genesis.Draft | None:
+        """All that can be refused is refused here, while nothing is taken or written: first what
+        this machine's files say, then what Redis and the store do.
+
+        Returns: the run to be created; None if there is one.
+        """
+        task_digest(self._options.task_file)  # it can be read
+        self._server_clock.observe(self._registry.now())
+        entry = self._registry.read_entry()
+        self._catch_up()
+        resume.check_entry(entry, self._run, self._store.url)
+        if self._run is not None and self._options.init is not None:
+            raise ConfigError(
+                f"run {self._run.name!r} exists: --init is for creating one",
+                hint="Leave --init out to go on with the run, or use another run.name",
+            )
+        drafted = self._draft() if self._run is None else None
+        if not probe_create_once(self._store):
+            raise StoreError(
+                f"{self._store.url} does not create objects once: the log cannot be kept in it",
+                hint="Use a store that honours If-None-Match, or a directory",
+            )
+        return drafted
+
+    def _draft(self) -> genesis.Draft:
+        return genesis.draft(
+            self._settings, task_file=self._options.task_file, init=self._options.init
+        )
 
     def _catch_up(self) -> None:
         """Find the run, if there is one and it is ours to coordinate, and read on in its log."""
@@ -227,13 +245,8 @@ class Coordinator:
         key = ObjectKeys(self._settings.run.name).lease_probe
         self._store.put(key, b"the coordinator writes this when it has nothing else to write")
 
-    def _create(self) -> None:
-        run = genesis.create(
-            self._store,
-            self._settings,
-            task_file=self._options.task_file,
-            init=self._options.init,
-            now=self._server_clock.now(),
-        )
+    def _create(self, drafted: genesis.Draft) -> None:
+        now = self._server_clock.now()
+        run = genesis.create(self._store, self._settings, drafted, now=now)
         if run is not None:  # else a coordinator on another Redis was faster: its run is the run
             self._journal.tell("run.created", f"{run.name} in {self._store.url}")

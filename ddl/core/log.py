@@ -19,6 +19,7 @@ from ddl.config import Settings
 from ddl.core import units
 from ddl.core.chain import check_follows, state_after
 from ddl.core.health import Vitals
+from ddl.limits import STALENESS_LIMIT
 from ddl.protocol import wire
 from ddl.protocol.keys import handin_field
 from ddl.protocol.records import (
@@ -41,7 +42,7 @@ from ddl.protocol.units import UnitsDone
 CHECKPOINT_EVERY: Final = 256
 """Records between two checkpoints."""
 
-HISTORY: Final = config.STALENESS_LIMIT + 2
+HISTORY: Final = STALENESS_LIMIT + 2
 """Versions per fragment whose hash and norm are remembered: enough for any allowed staleness."""
 
 REQUESTS_KEPT: Final = 64

@@ -16,8 +16,8 @@ def probe_create_once(store: Store) -> bool:
     Raises: StoreError.
     """
     key = keys.probe(secrets.token_hex(8))
+    first = store.put(key, b"first", mode="create")  # a store that takes nothing has nothing to remove
     try:
-        first = store.put(key, b"first", mode="create")
         second = store.put(key, b"second", mode="create")
         return first and not second and store.get(key) == b"first"
     finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from ddl.core.log import LogState
 from ddl.embedded import EmbeddedRedis
 from ddl.errors import (
     ConfigError,
+    DdlError,
     IntegrityError,
     LeaseLostError,
     RefusedError,
@@ -349,7 +351,7 @@ def test_nothing_is_committed_while_the_store_fails_and_all_is_when_it_works_aga
         assert not learner.receipts.get(handin.id)
         is_broken = False
         assert learner.receipt(handin) == "merged"
-    assert "store.answers" in coordinator.log.getvalue()
+    assert "store.recovered" in coordinator.log.getvalue()
 
 
 def test_with_redis_empty_the_work_of_the_dead_is_found_in_the_store(
@@ -496,11 +498,7 @@ def test_a_name_that_another_store_has_in_this_redis_is_refused(
 
 
 def test_a_start_that_fails_leaves_nothing(toml: Path, tmp_path: Path, store: LocalStore) -> None:
-    """A task that raises, a disk that fills up: no object of the run, and the lease is free."""
-    (tmp_path / "task.py").write_text("def build(ctx):\n    raise ValueError('broken')\n")
-    with pytest.raises(TaskError, match=r"task\.py:2: .* ValueError: broken"):
-        Running(options(toml)).wait()
-    write_run(tmp_path, redis_url=options(toml).loaded.settings.redis.url)
+    """A disk that fills up: no object of the run, and the lease is free."""
 
     def fill_up(key: str) -> None:
         if "fragments/f0001" in key:
@@ -511,6 +509,38 @@ def test_a_start_that_fails_leaves_nothing(toml: Path, tmp_path: Path, store: Lo
     assert not list(store.list(f"{RUN}/"))
     with running(options(toml)):
         assert list(store.list(f"{RUN}/run.json"))
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "error"),
+    [
+        ("task.py", None, TaskError),
+        ("task.py", "def build(ctx):\n    raise ValueError('broken')\n", TaskError),
+        ("task.py", "import ddl\nbuild = lambda ctx: ddl.Task(model='none')\n", TaskError),
+        ("init.safetensors", "no weights", ConfigError),
+    ],
+    ids=["missing", "raises", "no model", "init"],
+)
+def test_a_start_that_is_refused_has_touched_nothing(
+    file: str,
+    text: str | None,
+    error: type[DdlError],
+    toml: Path,
+    tmp_path: Path,
+    redis_url: str,
+) -> None:
+    """Files of this machine are tried before the lease is taken: no key, no epoch, no folder."""
+    tmp_path.joinpath(file).write_text(text) if text else tmp_path.joinpath(file).unlink()
+    start = options(toml)
+    if file == "init.safetensors":
+        start = dataclasses.replace(start, init=tmp_path / file)
+    coordinator = Running(start, LocalStore(tmp_path / "new"))
+    with pytest.raises(error, match=file):
+        coordinator.wait()
+    assert coordinator.log.getvalue() == ""
+    assert not (tmp_path / "new").exists()
+    with admin(redis_url) as client:
+        assert client.keys("*") == []
 
 
 def test_a_store_that_ignores_create_once_is_refused(toml: Path, store: LocalStore) -> None:

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from ddl import config
-from ddl.config import FIXED, LIVE, LOCAL, STALENESS_LIMIT, Settings, all_keys, load
+from ddl.config import FIXED, LIVE, LOCAL, Settings, all_keys, load
 from ddl.core.log import HISTORY
 from ddl.errors import ConfigError
+from ddl.limits import LIMITS, STALENESS_LIMIT
 from ddl.protocol.wire import canonical, parse
 
 
@@ -90,7 +91,7 @@ def test_whole_numbers_are_welcome_where_a_float_is_meant(tmp_path: Path) -> Non
     """`lr = 1` is 1.0; the other way round is an error."""
     assert load(written(tmp_path, "[outer]\nlr = 1\n")).settings.outer.lr == 1.0
     message = error_of(file=written(tmp_path, "[round]\nquorum = 1.5\n"))
-    assert "round.quorum = 1.5: Expected `int`, got `float`" in message
+    assert "round.quorum = 1.5: must be a whole number" in message
 
 
 # ---- mistakes ---------------------------------------------------------------------------------
@@ -107,9 +108,12 @@ def test_whole_numbers_are_welcome_where_a_float_is_meant(tmp_path: Path) -> Non
         ("[zzz]\nquorum = 2\n", "unknown table [zzz]. Known tables: run, task, redis"),
         ("round = 3\n", "round must be a table [round], got 3"),
         ("[round\n", "is not valid TOML"),
-        ("[merge]\nmethod = 'median'\n", "merge.method = 'median': not one of the allowed values"),
-        ("[merge]\nmethod = 'median'\n", "Allowed: rda, mean"),
-        ("[round]\nquorum = '2'\n", "round.quorum = '2': Expected `int`, got `str`"),
+        ("[merge]\nmethod = 'median'\n", "merge.method = 'median': must be one of rda, mean"),
+        ("[merge]\nmethod = 3\n", "merge.method = 3: must be one of rda, mean"),
+        ("[outer]\nlr = true\n", "outer.lr = True: must be a number"),
+        ("[run]\nname = 3\n", "run.name = 3: must be a text"),
+        ("[task]\nargs = {a = [1]}\n", "must be a table such as {size = 3"),
+        ("[round]\nquorum = '2'\n", "round.quorum = '2': must be a whole number"),
     ],
 )
 def test_mistakes_in_the_file(tmp_path: Path, text: str, expected: str) -> None:
@@ -130,23 +134,73 @@ def test_a_file_that_is_no_text(tmp_path: Path) -> None:
     """Bytes that are not UTF-8 are an error with the file's name."""
     file = tmp_path / "run.toml"
     file.write_bytes(b"\xff\xfe")
-    assert f"{file} cannot be read" in error_of(file=file)
+    assert error_of(file=file).startswith(f"{file} is not a text file. A run.toml is")
+    assert error_of(file=tmp_path) == f"{tmp_path} is a folder. Give the run.toml in it"
 
 
-def test_mistakes_in_flags_and_variables() -> None:
-    """Named by flag or variable; a misspelt variable of a known table is not passed over."""
-    assert "flag: unknown setting 'quorum'. Did you mean 'round.quorum'?" in error_of(
-        flags={"quorum": "2"}
-    )
-    assert "flag round.quorum: expected int, got 'two'" in error_of(flags={"round.quorum": "two"})
-    assert "DDL_OUTER_LR: expected float, got 'fast'" in error_of(
-        environment={"DDL_OUTER_LR": "fast"}
-    )
+@pytest.mark.parametrize("text", ["", "# [run]\n# name = 'x'\n"])
+def test_a_file_that_sets_nothing(tmp_path: Path, text: str) -> None:
+    """It is not taken for a run of nothing but defaults."""
+    assert "run.toml sets nothing. `ddl init` writes one" in error_of(file=written(tmp_path, text))
+    assert error_of(file=Path("/dev/null")).startswith("/dev/null sets nothing")
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "mistake"),
+    [
+        ("round.quorum", "two", "round.quorum = 'two': must be a whole number"),
+        ("outer.lr", "fast", "outer.lr = 'fast': must be a number"),
+        ("codec.up", "int3", "codec.up = 'int3': must be one of fp32, bf16, int8, int4"),
+        ("round.quorum", "0", "round.quorum = 0: must be at least 1"),
+        ("outer.momentum", "1.5", "outer.momentum = 1.5: must be at least 0 and below 1"),
+        ("run.name", "Demo", "run name 'Demo' is not usable"),
+    ],
+)
+def test_a_mistake_is_told_in_the_same_words_wherever_it_was_made(
+    tmp_path: Path, key: str, text: str, mistake: str
+) -> None:
+    """The place stands before it: the file, the variable, or that it was a flag."""
+    table, _, name = key.partition(".")
+    value = text if text[0].isdigit() else f"'{text}'"
+    file = written(tmp_path, f"[{table}]\n{name} = {value}\n")
+    variable = f"DDL_{table}_{name}".upper()
+    assert error_of(file=file).startswith(f"{file}: {mistake}")
+    assert error_of(environment={variable: text}).startswith(f"environment {variable}: {mistake}")
+    assert error_of(flags={key: text}).startswith(f"flag: {mistake}")
+    with pytest.raises(ConfigError):
+        config.amend(Settings(), dict(config.read_changes({key: text})))
+
+
+def test_a_misspelt_variable_of_a_known_table_is_not_passed_over() -> None:
+    """Others are none of ours."""
     assert (
         error_of(environment={"DDL_ROUND_QUORUN": "2"})
-        == "environment: no setting is called DDL_ROUND_QUORUN. Did you mean DDL_ROUND_QUORUM?"
+        == "environment DDL_ROUND_QUORUN: unknown setting. Did you mean DDL_ROUND_QUORUM?"
     )
     assert load(environment={"DDL_SPOOL": "/x", "DDL_DEBUG": "1"}).settings == Settings()
+
+
+def test_all_mistakes_are_told_at_once(tmp_path: Path) -> None:
+    """A line each, with its place and its cure; nothing is said of settings that are right."""
+    file = written(tmp_path, "[round]\nquorum = 0\nquorun = 2\n[outer]\nlr = '1'\n[stor]\nx = 1\n")
+    message = error_of(
+        file=file, environment={"DDL_KEEP_VERSIONS": "none"}, flags={"liveness.gone_s": "-1"}
+    )
+    assert message.splitlines() == [
+        "6 settings cannot be used:",
+        f"  {file}: unknown setting 'round.quorun'. Did you mean 'round.quorum'?",
+        f"  {file}: outer.lr = '1': must be a number",
+        f"  {file}: unknown table [stor]. Did you mean [store]?",
+        "  environment DDL_KEEP_VERSIONS: keep.versions = 'none': must be a whole number",
+        f"  {file}: round.quorum = 0: must be at least 1",
+        "  flag: liveness.gone_s = -1.0: must be a finite number above 0",
+    ]
+
+
+def test_every_limit_is_one_of_a_setting() -> None:
+    """And no default is beyond its own."""
+    for key, judge in LIMITS.items():
+        assert judge(config.get(Settings(), key)) == ""
 
 
 # ---- values that cannot work ------------------------------------------------------------------
@@ -171,7 +225,7 @@ def test_mistakes_in_flags_and_variables() -> None:
         ("gate.norm_factor", "1", "must be a finite number above 1"),
         ("gate.refusals_max", "0", "must be at least 1"),
         ("keep.versions", "0", "must be at least 1"),
-        ("store.part_bytes", "1024", "must be at least 5.24288e+06"),
+        ("store.part_bytes", "1024", "must be at least 5,242,880"),
         ("run.name", "Demo", "run name 'Demo' is not usable"),
         ("run.seed", "-1", "must be at least 0"),
     ],
@@ -208,7 +262,20 @@ def test_values_out_of_range(key: str, value: str, expected: str) -> None:
 )
 def test_values_that_cannot_work_together(flags: dict[str, str], expected: str) -> None:
     """Both numbers are named, and the nearest that would do."""
-    assert expected in error_of(flags=flags)
+    message = error_of(flags=flags)
+    assert message.startswith("flag: ")
+    assert expected in message
+
+
+def test_values_that_cannot_work_together_name_both_places(tmp_path: Path) -> None:
+    """The one may stand in the file and the other in the environment."""
+    message = error_of(
+        file=written(tmp_path, "[round]\nevery_steps = 8\n"),
+        environment={"DDL_ROUND_OVERLAP_STEPS": "9"},
+    )
+    assert message.startswith(
+        f"environment DDL_ROUND_OVERLAP_STEPS, {tmp_path / 'run.toml'}: round."
+    )
 
 
 # ---- changes during a run ---------------------------------------------------------------------
@@ -228,7 +295,7 @@ def test_amend_takes_what_may_change_and_checks_the_whole() -> None:
         ({"codec.up": "int4"}, "codec.up is fixed at genesis and cannot change during a run"),
         ({"redis.url": "redis://x"}, "redis.url belongs to one machine"),
         ({"round.overlap_steps": 24}, "must be less than round.every_steps"),
-        ({"round.quorum": "3"}, "Expected `int`, got `str`"),
+        ({"round.quorum": "3"}, "must be a whole number"),
     ):
         with pytest.raises(ConfigError, match=expected):
             config.amend(Settings(), changes)

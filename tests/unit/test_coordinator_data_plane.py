@@ -16,7 +16,7 @@ from ddl.codec.codecs import CODECS
 from ddl.codec.contribution import encode_contribution
 from ddl.codec.digest import sha256
 from ddl.coordinator.gate import Passed, Rejected, check_announced_size, check_payload
-from ddl.coordinator.genesis import create
+from ddl.coordinator.genesis import create, draft
 from ddl.coordinator.payloads import Payloads
 from ddl.coordinator.syncer import Syncer
 from ddl.core import events as e
@@ -47,7 +47,8 @@ def run(request: pytest.FixtureRequest, tmp_path: Path, store: LocalStore) -> Ru
         codec={"down": down},
     )
     settings = config.load(toml).settings
-    run = create(store, settings, task_file=tmp_path / "task.py", init=None, now=0.0)
+    drafted = draft(settings, task_file=tmp_path / "task.py", init=None)
+    run = create(store, settings, drafted, now=0.0)
     assert run is not None
     return run
 

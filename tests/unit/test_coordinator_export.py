@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from ddl import config
 from ddl.codec.frame import read_frame
 from ddl.coordinator.export import export_model
-from ddl.coordinator.genesis import create
+from ddl.coordinator.genesis import create, draft
 from ddl.errors import ConfigError, IntegrityError, StoreError
 from ddl.protocol.records import RunRecord
 from ddl.store.local import LocalStore
@@ -28,7 +28,8 @@ def created(store: LocalStore, tmp_path: Path, dtype: str = "float32") -> RunRec
     fragments = {"publish_dtype": dtype}
     toml = write_run(tmp_path, redis_url="redis://host/0", fragments=fragments)
     settings = config.load(toml).settings
-    run = create(store, settings, task_file=tmp_path / "task.py", init=None, now=0.0)
+    drafted = draft(settings, task_file=tmp_path / "task.py", init=None)
+    run = create(store, settings, drafted, now=0.0)
     assert run is not None
     return run
 

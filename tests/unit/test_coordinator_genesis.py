@@ -12,7 +12,7 @@ from torch import Tensor
 from ddl import config
 from ddl.config import Settings
 from ddl.coordinator.export import export_model
-from ddl.coordinator.genesis import create
+from ddl.coordinator.genesis import create, draft
 from ddl.coordinator.payloads import Payloads
 from ddl.errors import ConfigError, StoreError, TaskError
 from ddl.protocol.records import RunRecord
@@ -39,7 +39,8 @@ def store(tmp_path: Path) -> LocalStore:
 def created(
     store: LocalStore, settings: Settings, toml: Path, init: Path | None = None
 ) -> RunRecord:
-    run = create(store, settings, task_file=toml.parent / "task.py", init=init, now=5.0)
+    drafted = draft(settings, task_file=toml.parent / "task.py", init=init)
+    run = create(store, settings, drafted, now=5.0)
     assert run is not None
     return run
 
@@ -154,8 +155,7 @@ def test_a_failure_removes_what_was_put(store: LocalStore, settings: Settings, t
         create(
             HookedStore(store, before=interrupt),
             settings,
-            task_file=toml.parent / "task.py",
-            init=None,
+            draft(settings, task_file=toml.parent / "task.py", init=None),
             now=0.0,
         )
     assert not list(store.list(f"{RUN}/"))
@@ -174,8 +174,7 @@ def test_a_record_whose_answer_is_lost_keeps_its_objects(
         create(
             HookedStore(store, after=lose),
             settings,
-            task_file=toml.parent / "task.py",
-            init=None,
+            draft(settings, task_file=toml.parent / "task.py", init=None),
             now=0.0,
         )
     assert len(list(store.list(f"{RUN}/"))) == 4
@@ -186,8 +185,8 @@ def test_of_two_that_create_one_run_one_wins(
 ) -> None:
     """The other is told, and what the winner's record names is there."""
     run = created(store, settings, toml)
-    task_file = toml.parent / "task.py"
-    assert create(store, settings, task_file=task_file, init=None, now=9.0) is None
+    late = draft(settings, task_file=toml.parent / "task.py", init=None)
+    assert create(store, settings, late, now=9.0) is None
     assert start_weights(store, run)
 
 
@@ -203,6 +202,22 @@ def test_a_tensor_that_cannot_be_stored_is_named(
     )
     with pytest.raises(TaskError, match=r"'wave' of the model is torch\.complex64"):
         created(store, settings, toml)
+
+
+def test_start_weights_that_are_not_finite_are_no_divergence(
+    store: LocalStore, settings: Settings, toml: Path
+) -> None:
+    """The tensor and the file are named, before anything is put."""
+    (toml.parent / "task.py").write_text(
+        "import torch, ddl\n"
+        "def build(ctx):\n"
+        "    model = torch.nn.Linear(2, 2)\n"
+        "    torch.nn.init.constant_(model.bias, float('nan'))\n"
+        "    return ddl.Task(model=model)\n"
+    )
+    with pytest.raises(TaskError, match=r"task\.py: 2 of 2 start values of 'bias' are not finite"):
+        created(store, settings, toml)
+    assert not list(store.list(""))
 
 
 def test_local_tensors_are_kept_with_the_frozen(

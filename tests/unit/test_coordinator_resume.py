@@ -9,7 +9,7 @@ import pytest
 
 from ddl import config
 from ddl.config import Settings
-from ddl.coordinator.genesis import create
+from ddl.coordinator.genesis import create, draft
 from ddl.coordinator.resume import check_entry, check_run, live_changes
 from ddl.errors import ConfigError, RefusedError
 from ddl.journal import Journal
@@ -31,7 +31,8 @@ def run(tmp_path: Path, toml: Path) -> RunRecord:
     flags = {"round.quorum": "2", "codec.up": "bf16"}
     settings = config.load(toml, flags=flags).settings
     store = LocalStore(tmp_path / "store")
-    run = create(store, settings, task_file=tmp_path / "task.py", init=None, now=0.0)
+    drafted = draft(settings, task_file=tmp_path / "task.py", init=None)
+    run = create(store, settings, drafted, now=0.0)
     assert run is not None
     return run
 

@@ -7,9 +7,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from ddl.config import STALENESS_LIMIT
 from ddl.core.log import HISTORY, LATELY_CYCLES, LogState
 from ddl.errors import IntegrityError
+from ddl.limits import STALENESS_LIMIT
 from ddl.protocol import wire
 from ddl.protocol.records import Amount, FragmentStep, Health, LedgerRow, LogRecord
 from tests.core_records import (
