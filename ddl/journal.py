@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import Any, Literal, TextIO
+from typing import Any, Final, Literal, TextIO
 
 import msgspec
 
 from ddl.clock import Clock, SystemClock
 
 Form = Literal["text", "json"]
+
+REMIND_S: Final = 60.0
+"""How often a trouble that lasts is told again."""
 
 
 class Journal:
@@ -66,3 +69,71 @@ class Journal:
         """Let the next `on_change` of this topic speak again; whether there was anything to forget."""
         with self._lock:
             return self._last.pop(topic, None) is not None
+
+
+class Troubles:
+    """What does not work now and is tried again, by subject; safe to use from several threads.
+
+    Each is told when it begins, every `REMIND_S` while it lasts, and when it is over: never once a
+    try. A subject is a plural such as "spool writes", which names the facts, too:
+    `spool_writes.failed` and `spool_writes.recovered`.
+    """
+
+    def __init__(self, journal: Journal, clock: Clock) -> None:
+        self._journal = journal
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._open: dict[str, _Trouble] = {}
+
+    def begin(self, subject: str, reason: str) -> None:
+        """It has failed, once more maybe; the trouble is as old as its first failure."""
+        now = self._clock.monotonic()
+        with self._lock:
+            trouble = self._open.setdefault(subject, _Trouble(now))
+            trouble.reason = reason
+            if now < trouble.tell_at:
+                return
+            trouble.tell_at = now + REMIND_S
+            lasting_s = now - trouble.since
+        lasting = f" (for {lasting_s:.0f} s now)" if lasting_s else ""
+        self._journal.tell(
+            f"{_fact(subject)}.failed",
+            f"{reason}; trying again{lasting}",
+            seconds=round(lasting_s, 3),
+        )
+
+    def end(self, *subjects: str) -> None:
+        """These work; nothing is told of one that has not failed."""
+        now = self._clock.monotonic()
+        for subject in subjects:
+            with self._lock:
+                trouble = self._open.pop(subject, None)
+            if trouble is not None:
+                lasted_s = now - trouble.since
+                self._journal.tell(
+                    f"{_fact(subject)}.recovered",
+                    f"{subject} work again after {lasted_s:.0f} s",
+                    seconds=round(lasted_s, 3),
+                )
+
+    def seconds(self, *subjects: str) -> float:
+        """For how long one of these has not worked by now; 0 if all do."""
+        with self._lock:
+            began = [self._open[s].since for s in subjects if s in self._open]
+        return self._clock.monotonic() - min(began) if began else 0.0
+
+    @property
+    def reasons(self) -> str:
+        """Why, for all that does not work now; empty if all does."""
+        with self._lock:
+            return "; ".join(dict.fromkeys(trouble.reason for trouble in self._open.values()))
+
+
+class _Trouble:
+    def __init__(self, since: float) -> None:
+        self.since = self.tell_at = since
+        self.reason = ""
+
+
+def _fact(subject: str) -> str:
+    return subject.replace(" ", "_")

@@ -1,4 +1,5 @@
-"""What runs and learners may be called: safe in object keys, Redis keys and URLs alike."""
+"""What runs and learners may be called (safe in object keys, Redis keys and URLs alike), and how
+numbers of things are."""
 
 from __future__ import annotations
 
@@ -28,3 +29,8 @@ def check_learner_id(learner: str) -> str:
             hint="Use 1 to 64 of A-Z, a-z, 0-9, '.', '_' and '-', starting with a letter or digit",
         )
     return learner
+
+
+def counted(num: int, noun: str) -> str:
+    """`1 step`, `2 steps`, `1,000 steps`."""
+    return f"{num:,} {noun}" if num == 1 else f"{num:,} {noun}s"

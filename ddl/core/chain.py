@@ -55,6 +55,11 @@ def state_after(kind: RecordKind, state: RunState) -> RunState:
     return state
 
 
+def because(record: LogRecord) -> str:
+    """Why a record was written, and by whom, for people; empty if it does not say."""
+    return f"{record.why} ({record.who})".strip() if record.who else record.why
+
+
 def _check_moves(record: LogRecord, log: LogState) -> None:
     """A step moves some fragments by one version each, a rollback all, anything else none."""
     moved = [step.fragment for step in record.fragments]

@@ -23,6 +23,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final, Literal, NamedTuple
 
 from ddl.config import Settings
+from ddl.core.chain import because
 from ddl.protocol.records import (
     Amount,
     BeatReply,
@@ -180,7 +181,7 @@ class LearnerMachine:
         self._kicked = ""
         self._clock = 0.0
         self._clock_line = 0
-        self._draining = False
+        self._draining = ""
         self._draining_since: float | None = None
 
     # ---- told by the shell --------------------------------------------------------------------
@@ -197,8 +198,8 @@ class LearnerMachine:
                 track.oldest_base = track.version
             track.in_u += amount
 
-    def on_beat(self, reply: BeatReply) -> None:
-        """The registry answered a beat."""
+    def on_beat(self, reply: BeatReply) -> list[Receipt]:
+        """The registry answered a beat. Returns receipts of ours that were not known."""
         if reply.coordinated:
             self._offline_since = None
         if reply.incarnation > self.incarnation:
@@ -215,7 +216,7 @@ class LearnerMachine:
         if reply.order is not None and reply.order != self._order:
             self._obey(reply.order)
         self._order = reply.order
-        self._take_receipts(reply.receipts)
+        return self._take_receipts(reply.receipts)
 
     def on_silence(self, now: float) -> None:
         """The registry did not answer, or only to say that nobody coordinates the run."""
@@ -229,8 +230,11 @@ class LearnerMachine:
             if known is None or (state.line, state.version) > (known.line, known.version):
                 self.heads[state.fragment] = state
 
-    def on_record(self, record: LogRecord, digest: str) -> None:
-        """A log record read from the store: the way to follow the run while Redis is away."""
+    def on_record(self, record: LogRecord, digest: str) -> list[Receipt]:
+        """A log record read from the store: the way to follow the run while Redis is away.
+
+        Returns receipts of ours that were not known.
+        """
         self.on_fragments(
             FragmentState(
                 fragment=step.fragment,
@@ -251,11 +255,11 @@ class LearnerMachine:
                 progress=record.progress,
                 lineage=record.lineage,
                 state=record.state,
+                why=because(record),
                 shares=self.head.shares if self.head else {},
             )
         )
-        own = [r for r in record.receipts if r.learner == self.learner]
-        self._take_receipts(own)
+        return self._take_receipts(r for r in record.receipts if r.learner == self.learner)
 
     def on_staged(self, fragment: int, staged: Staged) -> None:
         """A version is ready to be adopted; it replaces an older one that was not taken up."""
@@ -288,9 +292,9 @@ class LearnerMachine:
             handin.incarnation, handin.seq, Amount(steps=handin.steps, tokens=handin.tokens)
         )
 
-    def drain(self) -> None:
+    def drain(self, why: str = "asked to leave") -> None:
         """Leave as soon as everything trained is handed in. Safe to call in a signal handler."""
-        self._draining = True
+        self._draining = self._draining or why
 
     # ---- asked by the shell -------------------------------------------------------------------
 
@@ -386,6 +390,11 @@ class LearnerMachine:
         ]
 
     @property
+    def num_uploading(self) -> int:
+        """Snapshots that are not yet in the store."""
+        return sum(track.uploading for track in self.tracks)
+
+    @property
     def next_seq(self) -> int:
         """The log record to read next while Redis is away."""
         return (self.head.seq if self.head else 0) + 1
@@ -430,7 +439,7 @@ class LearnerMachine:
 
     @property
     def draining(self) -> bool:
-        return self._draining
+        return bool(self._draining)
 
     def drain_left_s(self, now: float) -> float:
         """Seconds left to hand in for a learner that leaves now, or has been leaving for a while."""
@@ -447,7 +456,7 @@ class LearnerMachine:
     def _snapshots(self) -> tuple[Snapshot, ...]:
         if not self.aligned:
             return ()
-        room = UPLOADS_WAITING_MAX - sum(track.uploading for track in self.tracks)
+        room = UPLOADS_WAITING_MAX - self.num_uploading
         due = [p for p, track in enumerate(self.tracks) if self._may_hand_in(p, track)]
         # most overdue first: the fragment with the most steps not handed in
         due.sort(
@@ -523,7 +532,8 @@ class LearnerMachine:
         if self._kicked:
             return Stop("kicked", f"kicked: {self._kicked}")
         if self.head is not None and self.head.state == "stopped":
-            return Stop("ended", "the run has ended")
+            why = f": {self.head.why}" if self.head.why else ""
+            return Stop("ended", f"the run is over{why}")
         if (
             self._offline_since is not None
             and now - self._offline_since > liveness.max_offline_s
@@ -532,14 +542,13 @@ class LearnerMachine:
             longest_s = liveness.max_offline_s
             return Stop("offline", f"no word from a coordinator for more than {longest_s:g} s")
         if self._draining and not handing_in and self._is_drained(now):
-            return Stop("drained", "asked to leave")
+            return Stop("drained", self._draining)
         return None
 
     def _is_drained(self, now: float) -> bool:
         """Whether a leaving learner has nothing left that it could hand in, or no time for it."""
         left = self.aligned and any(track.in_u.steps for track in self.tracks)
-        uploading = any(track.uploading for track in self.tracks)
-        return not (left or uploading) or self.drain_left_s(now) <= 0
+        return not (left or self.num_uploading) or self.drain_left_s(now) <= 0
 
     # ---- following the log ----------------------------------------------------------------------
 
@@ -549,7 +558,7 @@ class LearnerMachine:
         if order.kind == "realign":
             self.aligned = False
         elif order.kind == "drain":
-            self._draining = True
+            self.drain(f"asked to leave: {order.reason}" if order.reason else "asked to leave")
         else:
             self._kicked = order.reason or "no reason given"
 
@@ -562,14 +571,17 @@ class LearnerMachine:
             for track in self.tracks:
                 track.staged = None
 
-    def _take_receipts(self, receipts: Iterable[Receipt]) -> None:
+    def _take_receipts(self, receipts: Iterable[Receipt]) -> list[Receipt]:
+        taken = []
         for receipt in receipts:
             track = self.tracks[receipt.fragment]
             waiting = track.outstanding
             if waiting is None or waiting[:2] != (receipt.incarnation, receipt.seq):
                 continue
             track.outstanding = None
+            taken.append(receipt)
             if receipt.fate in ("refused", "lost"):
                 track.launch = -1  # as if it had never been: the round may still wait for us
             if receipt.fate == "refused":
                 self.aligned = False
+        return taken

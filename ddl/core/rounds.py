@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 from ddl.config import RoundSettings
+from ddl.names import counted
 from ddl.protocol.records import Round
 
 DEADLINE_LEAST_S = 5.0
@@ -185,7 +186,7 @@ def close_decision(
     if round_.retry_at is not None and now < round_.retry_at:
         return Decision("wait", round_.reason)
     if ready >= quorum and not awaited:
-        return Decision("close", f"all {live} live learners are in")
+        return Decision("close", f"all live learners are in ({live})")
     grace_over = round_.grace_until is not None and now >= round_.grace_until
     if grace_over and fresh >= quorum and not coming:
         return Decision("close", f"quorum of {quorum} and grace are over; not in: {_some(awaited)}")
@@ -199,9 +200,11 @@ def close_decision(
 
 
 def _below_quorum(quorum: int, live: int, ready: int) -> str:
+    needs = f"needs {counted(quorum, 'contribution')}"
     if live < quorum:
-        return f"needs {quorum} contributions, but only {live} learners are live ({ready} in)"
-    return f"needs {quorum} contributions, {ready} in"
+        able = f"only {counted(live, 'learner')}" if live else "no learner"
+        return f"{needs}, but {able} can hand in now ({ready} in)"
+    return f"{needs}, {ready} in"
 
 
 def _some(names: Sequence[str]) -> str:

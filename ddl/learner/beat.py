@@ -18,8 +18,9 @@ from ddl.errors import (
     StoreError,
 )
 from ddl.learner.meters import rss_bytes
-from ddl.learner.session import Session
+from ddl.learner.session import DOWNLOADS, UPLOADS, Session
 from ddl.learner.shared import Shared
+from ddl.learner.voice import Voice
 from ddl.learner.worker import Worker
 from ddl.protocol.records import HandinId, LearnerRecord, LogRecord
 from ddl.protocol.wire import digest, parse
@@ -34,6 +35,7 @@ class BeatThread(Worker):
     """Beats every `beat_s`, and at once when there is news.
 
     Args:
+        voice: told now and then that it may be time for a line on progress.
         put_again: asked to put the payload of a contribution once more.
         lr: reads the inner learning rate now, or None.
     """
@@ -42,12 +44,14 @@ class BeatThread(Worker):
         self,
         session: Session,
         shared: Shared,
+        voice: Voice,
         *,
         put_again: Callable[[HandinId], None],
         lr: Callable[[], float | None],
     ) -> None:
         super().__init__("beat", shared)
         self._session = session
+        self._voice = voice
         self._put_again = put_again
         self._lr = lr
         self._quiet_since: float | None = None
@@ -58,12 +62,13 @@ class BeatThread(Worker):
             self._wait()
             if not self._shared.leaving.is_set():
                 self._beat_or_follow()
+                self._voice.tell_progress()
 
     def record(self) -> LearnerRecord:
         """What to say of this learner now."""
         shared = self._shared
         now = self._session.clock.monotonic()
-        outage = self._session.store_outage
+        troubles = self._session.troubles
         loss = shared.loss.value()
         with shared.changed:
             machine = shared.machine
@@ -83,12 +88,13 @@ class BeatThread(Worker):
                 in_u=machine.work("in_u"),
                 stall_s=shared.clock.stall_s,
                 busy_s=shared.clock.busy_s,
+                idle_s=shared.clock.idle_s(now) if machine.started else 0.0,
                 rss_bytes=rss_bytes(),
                 upload=shared.transfers.upload(now),
                 up_bytes=shared.transfers.up_bytes,
                 down_bytes=shared.transfers.down_bytes,
-                store_down_s=outage.seconds,
-                error=self._error or outage.reason or "; ".join(shared.troubles.values()),
+                store_down_s=troubles.seconds(UPLOADS, DOWNLOADS),
+                error=self._error or troubles.reasons,
             )
 
     def leave(self, error: str) -> None:
@@ -118,8 +124,9 @@ class BeatThread(Worker):
             self._follow_log()
         else:
             if self._quiet_since is not None:
+                quiet_s = self._session.clock.monotonic() - self._quiet_since
                 self._quiet_since = None
-                self._session.tell("registry.back", "Redis answers again")
+                self._session.tell("registry.back", f"Redis answers again, after {quiet_s:.0f} s")
 
     def _beat(self) -> None:
         session, shared = self._session, self._shared
@@ -131,13 +138,15 @@ class BeatThread(Worker):
         with shared.changed:
             machine = shared.machine
             seq_before = machine.head.seq if machine.head else -1
-            machine.on_beat(reply)
+            receipts = machine.on_beat(reply)
             if not reply.coordinated:
                 machine.on_silence(session.clock.monotonic())
             must_register = machine.must_register
             moved = machine.head is not None and machine.head.seq != seq_before
             self._forget_receipted()
             shared.changed.notify_all()
+        for receipt in receipts:
+            self._voice.settled(receipt)
         if must_register:
             self._register_again()
         if moved or must_register:
@@ -192,9 +201,11 @@ class BeatThread(Worker):
                 return  # nothing new, or the store is away as well: the next beat looks again
             record = parse(data, LogRecord, what=key)
             with shared.changed:
-                shared.machine.on_record(record, digest(data))
+                receipts = shared.machine.on_record(record, digest(data))
                 self._forget_receipted()
                 shared.changed.notify_all()
+            for receipt in receipts:
+                self._voice.settled(receipt)
 
 
 def _state(machine: LearnerMachine) -> str:

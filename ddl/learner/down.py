@@ -22,7 +22,7 @@ from ddl.errors import (
     TaskError,
 )
 from ddl.learner.bases import Bases
-from ddl.learner.session import Session
+from ddl.learner.session import CHECKS, DOWNLOADS, Session
 from ddl.learner.shared import Shared, StagedFragment, backoff_s
 from ddl.learner.worker import Worker
 from ddl.protocol.records import FragmentState, ObjectRef, TensorSpec
@@ -55,7 +55,7 @@ class DownThread(Worker):
                     attempt = 0
                 except (StoreError, IntegrityError, RegistryError) as error:
                     attempt += 1
-                    self._note_failure(state, error)
+                    self._note_failure(error)
                     shared.leaving.wait(backoff_s(attempt))
         finally:
             if self._bases is not None:
@@ -93,9 +93,8 @@ class DownThread(Worker):
             shared.staged[p] = StagedFragment(fragment.weights, fragment.buffers)
             staged = Staged(state.version, state.line, state.published.sha256)
             shared.machine.on_staged(p, staged)
-            shared.troubles.pop("down", None)
             shared.changed.notify_all()
-        self._session.store_outage.end()
+        self._session.troubles.end(DOWNLOADS, CHECKS)
         self._damaged = 0
 
     def _fetch(self, ref: ObjectRef) -> bytearray:
@@ -152,21 +151,15 @@ class DownThread(Worker):
     def _specs(self, fragment: int) -> Sequence[TensorSpec]:
         return self._session.run.run.layout.by_fragment[fragment]
 
-    def _note_failure(self, state: FragmentState, error: DdlError) -> None:
-        """Say it, and go on if it may mend itself."""
-        shared = self._shared
+    def _note_failure(self, error: DdlError) -> None:
+        """Say it, and go on if it may mend itself. Of Redis the beat thread tells."""
+        session, shared = self._session, self._shared
         if isinstance(error, IntegrityError):
             self._damaged += 1
             if self._damaged >= DAMAGED_MAX and not shared.machine.started:
                 raise error
-            with shared.changed:
-                shared.troubles["down"] = str(error)
+            session.troubles.begin(CHECKS, str(error))
         elif not error.retryable:
             raise error
         elif isinstance(error, StoreError):
-            self._session.store_outage.begin(str(error))
-        self._session.journal.on_change(
-            "download",
-            "download.retried",
-            f"fragment {state.fragment} v{state.version}: {error}",
-        )
+            session.troubles.begin(DOWNLOADS, str(error))

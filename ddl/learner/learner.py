@@ -34,6 +34,7 @@ from ddl.learner.port import ModelPort
 from ddl.learner.session import JoinOptions, Session, open_session
 from ddl.learner.shared import Shared, StagedFragment
 from ddl.learner.up import Taken, UpThread
+from ddl.learner.voice import Voice
 from ddl.learner.warm import WarmState
 from ddl.merge.movement import Movement
 from ddl.task import Progress
@@ -73,11 +74,16 @@ class Learner:
         self._warm: WarmState | None = None
         self._claiming: ClaimThread | None = None
         layout = session.run.run.layout
+        self._voice = Voice(session, self._shared)
         self._movements = [Movement(specs) for specs in layout.by_fragment]
-        self._up = UpThread(session, self._shared, self._movements)
+        self._up = UpThread(session, self._shared, self._voice, self._movements)
         self._down = DownThread(session, self._shared)
         self._beat = BeatThread(
-            session, self._shared, put_again=self._up.put_again, lr=self._learning_rate
+            session,
+            self._shared,
+            self._voice,
+            put_again=self._up.put_again,
+            lr=self._learning_rate,
         )
         self._up.inherit()
         self._closed = False
@@ -154,8 +160,7 @@ class Learner:
                     shared.changed.wait(1.0)
         if self._claiming is not None:
             self._claiming.wait_ready()
-        version = shared.machine.head.global_version if shared.machine.head else 0
-        self._session.tell("learner.started", f"{self.id} trains from version {version}")
+        self._voice.started()
         shared.clock.begin(self._now())
 
     # ---- the step boundary ----------------------------------------------------------------------
@@ -290,18 +295,19 @@ class Learner:
 
     # ---- leaving --------------------------------------------------------------------------------
 
-    def drain(self) -> None:
+    def drain(self, why: str = "asked to leave") -> None:
         """Ask to leave: the next `step` hands in all that was trained, then `should_stop` is set.
 
         It may stand still meanwhile, for less than `drain_s`. Safe to call from a signal handler.
         """
-        self._shared.machine.drain()
+        self._shared.machine.drain(why)
 
-    def close(self, *, error: str = "") -> None:
+    def close(self, *, error: str = "", why: str = "") -> None:
         """Leave the run: finish uploads within `drain_s`, say goodbye, end all threads.
 
         `error` is shown to people as the reason; uploads are then given up at once, and wait in
-        the spool for the next life of this id. Can be called more than once.
+        the spool for the next life of this id. `why` is told in the log where nobody asked this
+        learner to stop and nothing failed. Can be called more than once.
         """
         if self._closed:
             return
@@ -315,9 +321,16 @@ class Learner:
         self._up.finish()
         self._up.join(timeout=max(0.5, 0.0 if error else machine.drain_left_s(self._now())))
         self._join(self._claiming)
+        asked = self.stop.reason if self.stop is not None else ""
+        self._voice.left(error or asked or why or "its training loop has ended")
         self.say_goodbye(error)
         self._join(self._up, self._down)
         self._session.close()
+
+    def cut_off(self) -> None:
+        """Say goodbye for a process that will be ended though it still has something to hand in."""
+        self._voice.left("no time is left to hand in (liveness.drain_s)")
+        self.say_goodbye()
 
     def say_goodbye(self, error: str = "") -> None:
         """Tell the run that this incarnation has ended; in any thread, and more than once if need be.
@@ -353,8 +366,15 @@ class Learner:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        failed = kind is not None and not issubclass(kind, Departed)
-        self.close(error=f"{kind.__name__}: {error}" if kind is not None and failed else "")
+        match error:
+            case None:
+                self.close()
+            case Departed():
+                self.close(why="SIGTERM came before it could train")
+            case KeyboardInterrupt():
+                self.close(error="Ctrl-C")
+            case _:
+                self.close(error=f"{type(error).__name__}: {error}")
 
     # ---- small things ---------------------------------------------------------------------------
 

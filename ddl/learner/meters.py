@@ -16,8 +16,6 @@ from ddl.protocol.records import Upload
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ddl.clock import Clock
-
 
 class LossMeter:
     """The recent training loss, without a device sync in the training thread.
@@ -66,11 +64,16 @@ class StepClock:
         self._left_at = now
         self._entered_at = now
         self._applied_at: float | None = None
+        self._moved_at = now
         self._paused_s = 0.0
+
+    def idle_s(self, now: float) -> float:
+        """Time since the last applied step, or since training began; without ordered pauses."""
+        return max(0.0, now - self._moved_at)
 
     def begin(self, now: float) -> None:
         """Training begins: what came before (imports, data, the first download) is no part of it."""
-        self._left_at = now
+        self._left_at = self._moved_at = now
 
     def enter(self, now: float) -> None:
         """The training thread comes into ddl."""
@@ -85,6 +88,7 @@ class StepClock:
     def pause(self, seconds: float) -> None:
         """This much of the present call was an ordered pause, which is no part of a step."""
         self._paused_s += seconds
+        self._moved_at += seconds
 
     def applied(self, now: float, num: int = 1) -> None:
         """`num` steps have been applied by `now`."""
@@ -92,7 +96,7 @@ class StepClock:
             took_s = (now - self._applied_at - self._paused_s) / num
             before = took_s if self.step_s is None else self.step_s
             self.step_s = 0.9 * before + 0.1 * took_s
-        self._applied_at = now
+        self._applied_at = self._moved_at = now
         self._paused_s = 0.0
 
 
@@ -130,32 +134,6 @@ class Transfers:
             done = min(size, self.up_bytes - before)
             rate = done / max(now - started_at, 1e-6)
             return Upload(bytes=size, done_bytes=done, bytes_per_s=rate)
-
-
-class Outage:
-    """Since when a service has not done what was asked of it, and why. Any thread may tell."""
-
-    def __init__(self, clock: Clock) -> None:
-        self.reason = ""
-        self._clock = clock
-        self._since: float | None = None
-
-    def begin(self, reason: str) -> None:
-        """It has failed once more; the outage is as old as its first failure."""
-        if self._since is None:
-            self._since = self._clock.monotonic()
-        self.reason = reason
-
-    def end(self) -> None:
-        """It works."""
-        self._since = None
-        self.reason = ""
-
-    @property
-    def seconds(self) -> float:
-        """How long it lasts by now, 0 for none."""
-        since = self._since
-        return 0.0 if since is None else self._clock.monotonic() - since
 
 
 def rss_bytes() -> int:

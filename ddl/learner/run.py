@@ -54,14 +54,16 @@ def run_task(join: JoinOptions, options: TaskOptions, departure: Departure) -> E
     digest = task_digest(options.task)  # before anything is taken: a missing file joins nothing
     session = open_session(_with_device(join, device))
     with Learner(session) as learner:
-        departure.joined(learner.say_goodbye, drain_s=session.run.settings.liveness.drain_s)
+        departure.joined(learner.cut_off, drain_s=session.run.settings.liveness.drain_s)
         _compare_digest(session, digest, options.task)
         task = load_task(options.task, _context(session, options, device))
         learner.attach(task.model, task.optimizer, task.batches)
-        departure.training(learner.drain)
+        departure.training(lambda: learner.drain("SIGTERM"))
         with _task_errors(options.task):
             _train(learner, task, options.max_steps)
-        return _ended(learner)
+        ended = _ended(learner)
+        learner.close(why=f"it has taken --max-steps = {options.max_steps}")
+        return ended
 
 
 @contextmanager

@@ -47,7 +47,10 @@ HICCUP_TRIES: Final = 2
 
 UPLOADS: Final = "uploads"
 DOWNLOADS: Final = "downloads"
-"""Subjects of `Session.troubles` that are the store's; the threads have others of their own."""
+CHECKS: Final = "version checks"
+SPOOL: Final = "spool writes"
+"""Subjects of `Session.troubles`: the store's, versions whose bytes are not what the log says, and a
+local disk that does not take contributions."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -35,7 +35,6 @@ class Shared:
         staged: by fragment, what the machine knows as staged.
         stored: contributions whose payload is in the store and whose receipt is not known; every
             beat repeats their announcements.
-        troubles: by subject, a sentence on what does not work now and is tried again; for people.
         fatal: what ended a background thread; the training thread raises it at its next step.
         leaving: set once; every wait of every thread ends on it.
     """
@@ -46,7 +45,6 @@ class Shared:
     transfers: Transfers
     staged: dict[int, StagedFragment] = field(default_factory=dict)
     stored: dict[HandinId, Handin] = field(default_factory=dict)
-    troubles: dict[str, str] = field(default_factory=dict)
     fatal: BaseException | None = None
     changed: threading.Condition = field(default_factory=threading.Condition)
     leaving: threading.Event = field(default_factory=threading.Event)

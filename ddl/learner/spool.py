@@ -7,6 +7,7 @@ announcement, written last and by rename: without it the payload does not count.
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from collections.abc import Iterator
@@ -46,17 +47,21 @@ class Spool:
     def keep(self, handin: Handin, payload: memoryview) -> Path:
         """Write one contribution; it is whole on disk when this returns.
 
-        Raises: StoreFullError when the disk is full; nothing half-written stays then.
+        Raises: StoreFullError when the disk does not take it; nothing half-written stays then.
         """
         path = self.payload(handin.id)
         try:
+            self.folder.mkdir(parents=True, exist_ok=True)  # whoever tidied up took it for rubbish
             _write(path, payload)
             _write(self._record(handin.id), memoryview(canonical(handin)))
         except OSError as error:
             self.drop(handin.id)
+            full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
             raise StoreFullError(
                 f"contribution {handin.id} cannot be spooled in {self.folder}: {error.strerror}",
-                hint="Free some space there, or set DDL_SPOOL to another disk",
+                hint="Free some space there, or start again with DDL_SPOOL on another disk"
+                if full
+                else "See that this user can write there, or start again with another DDL_SPOOL",
             ) from error
         return path
 

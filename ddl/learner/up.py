@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -13,15 +13,16 @@ from ddl.codec.contribution import encode_contribution
 from ddl.core.learner import Snapshot
 from ddl.errors import RegistryError, StoreError, TaskError
 from ddl.learner.port import Copy
-from ddl.learner.session import Session
+from ddl.learner.session import SPOOL, UPLOADS, Session
 from ddl.learner.shared import Shared, backoff_s
+from ddl.learner.voice import Voice
 from ddl.learner.warm import WarmState
 from ddl.learner.worker import Worker
 from ddl.merge.movement import Movement
 from ddl.protocol.records import NO_PAYLOAD, Handin, HandinId, ObjectRef, TensorSpec
 from ddl.store.base import Body
 
-SPOILED_MAX = 3
+SPOILED_MAX: Final = 3
 """Snapshots in a row with values that are not finite before the learner gives up."""
 
 
@@ -35,9 +36,12 @@ class Taken(NamedTuple):
 class UpThread(Worker):
     """Works through snapshots in order; what is stored already can be put again on request."""
 
-    def __init__(self, session: Session, shared: Shared, movements: Sequence[Movement]) -> None:
+    def __init__(
+        self, session: Session, shared: Shared, voice: Voice, movements: Sequence[Movement]
+    ) -> None:
         super().__init__("up", shared)
         self._session = session
+        self._voice = voice
         self._movements = movements
         self._queue: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._buffer = bytearray()
@@ -143,25 +147,21 @@ class UpThread(Worker):
         with self._shared.changed:
             self._shared.machine.on_spoiled(fragment)
             self._shared.changed.notify_all()
-        self._session.tell("learner.spoiled", f"{error} The run's weights are taken anew.")
+        self._session.tell("learner.spoiled", f"{error}. The run's weights are taken anew")
 
     def _keep(self, handin: Handin, payload: memoryview) -> None:
         """Spool it; a full disk holds up this thread alone, and only until there is room."""
-        troubles, attempt = self._shared.troubles, 0
+        troubles, attempt = self._session.troubles, 0
         while True:
             try:
                 self._session.spool.keep(handin, payload)
             except StoreError as error:
                 attempt += 1
-                self._session.journal.on_change("spool", "spool.full", str(error))
-                with self._shared.changed:
-                    troubles["spool"] = str(error)
+                troubles.begin(SPOOL, str(error))
                 if self._shared.leaving.wait(backoff_s(attempt)):
                     return
             else:
-                self._session.journal.forget("spool")
-                with self._shared.changed:
-                    troubles.pop("spool", None)
+                troubles.end(SPOOL)
                 return
 
     def _repeat(self, handin: Handin) -> None:
@@ -182,6 +182,7 @@ class UpThread(Worker):
                 return
         finally:
             shared.transfers.end_upload()
+        self._voice.handed_in(handin)
         self._announce(handin)
 
     def _announce(self, handin: Handin) -> None:
@@ -208,10 +209,9 @@ class UpThread(Worker):
                 if not error.retryable:
                     raise
                 attempt += 1
-                self._session.store_outage.begin(str(error))
-                self._session.journal.on_change("upload", "upload.retried", f"{handin.id}: {error}")
+                self._session.troubles.begin(UPLOADS, str(error))
                 if shared.leaving.wait(backoff_s(attempt)):
                     return False
             else:
-                self._session.store_outage.end()
+                self._session.troubles.end(UPLOADS)
                 return True

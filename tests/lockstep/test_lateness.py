@@ -209,7 +209,7 @@ def test_more_than_the_live_learners_is_never_enough() -> None:
     (shown,) = run.services.rounds
     assert shown.quorum == 3
     assert shown.arrived == ("a", "b")
-    assert shown.reason == "needs 3 contributions, but only 2 learners are live (2 in)"
+    assert shown.reason == "needs 3 contributions, but only 2 learners can hand in now (2 in)"
     assert run.coordinator is not None
     (said,) = [s for s in run.coordinator.said if s.name == "round.extended"]
     assert shown.reason.split(" (")[0] in said.text

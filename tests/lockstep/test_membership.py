@@ -65,7 +65,7 @@ def test_the_dead_are_not_counted_into_a_quorum() -> None:
     run.time.run(60.0)
     assert run.versions == commits
     (shown,) = run.services.rounds
-    assert shown.reason == "needs 2 contributions, but only 1 learners are live (1 in)"
+    assert shown.reason == "needs 2 contributions, but only 1 learner can hand in now (1 in)"
     run.add_learner("b", ConstantGradient(run.layout, lr=0.1))
     run.go(commits=commits + 3, seconds=60.0)
     checked(run)

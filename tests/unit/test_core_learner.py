@@ -425,7 +425,13 @@ def test_a_laggard_s_answer_is_not_followed() -> None:
     [
         ({"incarnation": 3}, "fenced", "incarnation 3 of a has taken over"),
         ({"order": Order(kind="kick", incarnation=2, reason="bad data")}, "kicked", "bad data"),
-        ({"head": head(state="stopped")}, "ended", "the run has ended"),
+        ({"head": head(state="stopped")}, "ended", "the run is over"),
+        ({"head": head(state="stopped", why="enough (eve)")}, "ended", "over: enough (eve)"),
+        (
+            {"order": Order(kind="drain", incarnation=2, reason="reboot")},
+            "drained",
+            "to leave: reboot",
+        ),
     ],
 )
 def test_reasons_to_stop(changes: dict[str, Any], kind: str, reason: str) -> None:

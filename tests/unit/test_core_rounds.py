@@ -135,8 +135,8 @@ def test_a_clock_s_jump_moves_every_instant() -> None:
     ("round_", "counts", "awaited", "now", "expected"),
     [
         # all are in: no wait, carried ones count
-        ({}, (2, 0, 0), "", 101.0, ("close", "all 2 live learners are in")),
-        ({}, (1, 1, 0), "", 101.0, ("close", "all 2 live learners are in")),
+        ({}, (2, 0, 0), "", 101.0, ("close", "all live learners are in (2)")),
+        ({}, (1, 1, 0), "", 101.0, ("close", "all live learners are in (2)")),
         # quorum, and grace under way or over
         ({"grace_until": 105.0}, (2, 0, 0), "c", 104.0, ("wait", "waiting for c")),
         ({"grace_until": 105.0}, (2, 0, 0), "c", 105.0, ("close", "grace are over; not in: c")),
@@ -152,7 +152,7 @@ def test_a_clock_s_jump_moves_every_instant() -> None:
         ({}, (1, 0, 0), "", 101.0, ("wait", "needs 2 contributions, 1 in")),
         # a merge that failed is not tried again before its time
         ({"retry_at": 103.0, "reason": "store full"}, (2, 0, 0), "", 102.0, ("wait", "store full")),
-        ({"retry_at": 103.0}, (2, 0, 0), "", 103.0, ("close", "all 2 live learners are in")),
+        ({"retry_at": 103.0}, (2, 0, 0), "", 103.0, ("close", "all live learners are in (2)")),
     ],
 )
 def test_closing(
@@ -185,4 +185,4 @@ def test_a_quorum_above_the_live_learners_says_so() -> None:
         opened(), quorum=3, live=2, fresh=2, carried=0, coming=0, awaited=[], now=120.0
     )
     assert decision.kind == "extend"
-    assert decision.reason == "needs 3 contributions, but only 2 learners are live (2 in)"
+    assert decision.reason == "needs 3 contributions, but only 2 learners can hand in now (2 in)"

@@ -5,7 +5,8 @@ from __future__ import annotations
 import io
 import json
 
-from ddl.journal import Journal
+from ddl.journal import Journal, Troubles
+from ddl.names import counted
 
 
 class Clock:
@@ -59,3 +60,45 @@ def test_a_reader_that_has_gone_ends_nothing() -> None:
     journal.tell("a.b", "text")
     journal.tell("a.b", "text")
     Journal(None).tell("a.b", "text")
+
+
+class Ticking(Clock):
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+def test_a_trouble_is_told_at_both_its_ends_and_now_and_then_between() -> None:
+    """Not once a try, though each fails in other words; subjects do not mix."""
+    stream, clock = io.StringIO(), Ticking()
+    troubles = Troubles(Journal(stream, clock=clock), clock)
+    for second in range(101):
+        clock.now = float(second)
+        troubles.begin("spool writes", f"try {second} failed: disk full")
+    troubles.begin("uploads", "no route")
+    assert troubles.seconds("spool writes", "uploads") == 100.0
+    assert troubles.seconds("uploads") == 0.0
+    assert troubles.reasons == "try 100 failed: disk full; no route"
+    clock.now = 141.0
+    troubles.end("spool writes", "downloads")
+    troubles.end("spool writes")
+    assert troubles.reasons == "no route"
+    told = [line.split(maxsplit=1)[1] for line in stream.getvalue().splitlines()]
+    assert told == [
+        "spool_writes.failed      try 0 failed: disk full; trying again",
+        "spool_writes.failed      try 60 failed: disk full; trying again (for 60 s now)",
+        "uploads.failed           no route; trying again",
+        "spool_writes.recovered   spool writes work again after 141 s",
+    ]
+
+
+def test_numbers_have_their_nouns() -> None:
+    """One is one, and thousands are told apart."""
+    assert [counted(n, "step") for n in (0, 1, 2, 1000)] == [
+        "0 steps",
+        "1 step",
+        "2 steps",
+        "1,000 steps",
+    ]

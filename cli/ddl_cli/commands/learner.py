@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from ddl.journal import Journal
 from ddl.learner.departure import Departed, Departure
 from ddl_cli.arguments import key_values, scalar
 from ddl_cli.asking import TimeoutOption, ask
@@ -79,6 +81,7 @@ def join(
     down_mbit: Annotated[
         float | None, typer.Option(metavar="X", help="Cap on downloads, in Mbit/s.")
     ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Log as one JSON object a line.")] = False,
 ) -> None:
     """Join a run as a learner, and train until it ends.
 
@@ -99,6 +102,7 @@ def join(
                     takeover=takeover,
                     up_mbit=up_mbit,
                     down_mbit=down_mbit,
+                    journal=Journal(sys.stderr, form="json" if as_json else "text"),
                 ),
                 TaskOptions(
                     task=task, args=args, device=device, threads=threads, max_steps=max_steps
