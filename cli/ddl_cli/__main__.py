@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from ddl_cli.app import main
+from ddl_cli.entry import main
 
 main()
