@@ -1,0 +1,170 @@
+"""The four ways to spend the same batches: data-parallel, synchronous DiLoCo, `ddl`, and alone."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping
+
+import msgspec
+import torch
+from torch import Tensor, nn
+
+from ddl import config
+from ddl.config import HealthSettings, RunSettings, Settings, StopSettings
+from ddl.core import events as e
+from ddl.merge.inspect import describe_model
+from examples.quality import text
+from examples.quality.cells import Cell, Outcome
+from tests.lockstep.coordinator import Coordinator
+from tests.lockstep.learner import Learner
+from tests.lockstep.runner import Run
+
+FRAGMENTS = 4
+
+
+def train(cell: Cell) -> Outcome:
+    match cell.method:
+        case "data-parallel":
+            return data_parallel(cell)
+        case "synchronous":
+            return synchronous(cell)
+        case "alone":
+            return data_parallel(msgspec.structs.replace(cell, learners=1), asked=cell)
+        case "decoupled":
+            return decoupled(cell)
+
+
+def data_parallel(cell: Cell, asked: Cell | None = None) -> Outcome:
+    """One model, steps on the batches of all learners together."""
+    model = text.make_model(cell.seed)
+    optimizer = text.make_optimizer(model)
+    streams = [text.batches(cell.seed, m) for m in range(cell.learners)]
+    for step in range(cell.steps):
+        batch = torch.cat([next(stream) for stream in streams])
+        text.train_step(model, optimizer, batch, local_steps=step, fraction=step / cell.steps)
+    tokens = cell.learners * cell.steps * text.TOKENS
+    return Outcome(cell=asked or cell, tokens=tokens, heldout_loss=text.heldout_loss(model))
+
+
+def synchronous(cell: Cell) -> Outcome:
+    """Plain DiLoCo: all stop every H steps, their mean goes through Nesterov, all take it over."""
+    settings = settings_of(cell)
+    every, outer = settings.round.every_steps, settings.outer
+    shared = text.make_model(cell.seed)
+    nesterov = torch.optim.SGD(
+        shared.parameters(), lr=outer.lr, momentum=outer.momentum, nesterov=outer.momentum > 0
+    )
+    replicas = [text.make_model(cell.seed) for _ in range(cell.learners)]
+    optimizers = [text.make_optimizer(replica) for replica in replicas]
+    streams = [text.batches(cell.seed, m) for m in range(cell.learners)]
+    versions = 0
+    for step in range(cell.steps):
+        for replica, optimizer, stream in zip(replicas, optimizers, streams, strict=True):
+            fraction = step / cell.steps
+            text.train_step(replica, optimizer, next(stream), local_steps=step, fraction=fraction)
+        if (step + 1) % every == 0 or step + 1 == cell.steps:
+            _outer_step(shared, replicas, nesterov)
+            versions += 1
+    return Outcome(
+        cell=cell,
+        tokens=cell.learners * cell.steps * text.TOKENS,
+        heldout_loss=text.heldout_loss(shared),
+        versions=versions,
+    )
+
+
+@torch.no_grad()
+def _outer_step(
+    shared: nn.Module, replicas: list[nn.Module], nesterov: torch.optim.Optimizer
+) -> None:
+    moved = zip(shared.parameters(), *(r.parameters() for r in replicas), strict=True)
+    for parameter, *others in moved:
+        parameter.grad = parameter - torch.stack(others).mean(dim=0)
+    nesterov.step()
+    for replica in replicas:
+        replica.load_state_dict(shared.state_dict())
+
+
+# ---- ddl itself ---------------------------------------------------------------------------------
+
+
+class TextTask:
+    """A learner of the lockstep runner: `tensors` change in place; the clock is the learner's own."""
+
+    def __init__(self, seed: int, stream: Iterator[Tensor]) -> None:
+        self.model = text.make_model(seed)
+        self.tensors: Mapping[str, Tensor] = describe_model(self.model).tensors
+        self.learner: Learner | None = None
+        self._optimizer = text.make_optimizer(self.model)
+        self._stream = stream
+        self._steps = 0
+
+    def step(self) -> int:
+        assert self.learner is not None
+        text.train_step(
+            self.model,
+            self._optimizer,
+            next(self._stream),
+            local_steps=self._steps,
+            fraction=self.learner.machine.progress_fraction(),
+        )
+        self._steps += 1
+        return text.TOKENS
+
+
+def settings_of(cell: Cell) -> Settings:
+    """The defaults, four fragments, the cell's budget, and what the cell changes."""
+    given = msgspec.structs.replace(
+        Settings(),
+        run=RunSettings(name="quality", seed=cell.seed),
+        health=HealthSettings(rollback="off"),
+        stop=StopSettings(tokens=cell.learners * cell.steps * text.TOKENS),
+    )
+    return config.replace(given, {"fragments.num": FRAGMENTS, **cell.settings})
+
+
+def decoupled(cell: Cell) -> Outcome:
+    """The real core, codec and merge, in virtual time: a step takes a second."""
+    start = text.make_model(cell.seed)
+    described = describe_model(start)
+    run = Run(settings_of(cell), described.infos, start=described.tensors)
+    coordinator = run.start_coordinator()
+    if cell.drop:
+        _drop(coordinator, cell)
+    late = run.time.now + cell.steps / 2
+    for m in range(cell.learners):
+        task = TextTask(cell.seed, text.batches(cell.seed, m))
+        if m >= cell.learners - cell.late:
+            run.time.at(late, lambda m=m, task=task: _join(run, cell, m, task))  # type: ignore[misc]
+        else:
+            _join(run, cell, m, task)
+    if not run.time.run(20.0 * cell.steps, until=lambda: run.log.state == "stopped"):
+        raise RuntimeError(f"{cell.name}: {run.versions} versions, {run.rounds}, and no end")
+    model = text.make_model(cell.seed)
+    with torch.no_grad():
+        for name, value in run.model().items():
+            describe_model(model).tensors[name].copy_(value)
+    return Outcome(
+        cell=cell,
+        tokens=round(run.log.progress),
+        heldout_loss=text.heldout_loss(model),
+        versions=run.versions,
+    )
+
+
+def _join(run: Run, cell: Cell, m: int, task: TextTask) -> None:
+    step_s = cell.pace[m] if m < len(cell.pace) else 1.0
+    task.learner = run.add_learner(f"l{m}", task, step_s=step_s)
+
+
+def _drop(coordinator: Coordinator, cell: Cell) -> None:
+    """Some announcements arrive as if they had been under way for longer than work may be late."""
+    chance = random.Random(cell.seed)  # noqa: S311 - no secret
+    tell = coordinator.tell
+
+    def tell_late(event: e.Event) -> None:
+        if isinstance(event, e.Announced) and chance.random() < cell.drop:
+            event = e.Announced(msgspec.structs.replace(event.handin, oldest_base=0))
+        tell(event)
+
+    coordinator.tell = tell_late  # type: ignore[method-assign]

@@ -1,0 +1,65 @@
+"""The quality tables: methods that must agree do, and a stopped table goes on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from examples.quality.cells import Cell, Outcome, Scalar, read, run_all
+from examples.quality.methods import train
+
+STEPS = 30
+
+
+def test_one_learner_with_outer_steps_that_change_nothing_is_plain_training() -> None:
+    """One learner, outer learning rate 1 without momentum: the merged model is the learner's own, so it
+    is as good as the same steps without ddl; only what is not merged yet at the end is missing."""
+    alone = train(Cell(method="alone", learners=1, steps=STEPS))
+    same: dict[str, Scalar] = {"outer.lr": 1.0, "outer.momentum": 0.0, "round.every_steps": 4}
+    ours = train(Cell(method="decoupled", learners=1, steps=STEPS, settings=same))
+    assert ours.tokens >= alone.tokens
+    assert ours.versions > 16
+    assert ours.heldout_loss == pytest.approx(alone.heldout_loss, rel=0.02)
+    barely = Cell(method="decoupled", learners=1, steps=STEPS, settings=same | {"outer.lr": 1e-6})
+    assert train(barely).heldout_loss > 1.3 * ours.heldout_loss
+
+
+def test_synchronous_diloco_that_merges_all_the_time_learns_as_data_parallel_does() -> None:
+    """H = 2 and an outer step that takes the mean: replicas never part by more than two steps."""
+    cell = Cell(method="data-parallel", learners=2, steps=STEPS)
+    parallel = train(cell)
+    often: dict[str, Scalar] = {
+        "outer.lr": 1.0,
+        "outer.momentum": 0.0,
+        "round.every_steps": 2,
+        "round.overlap_steps": 1,
+        "fragments.num": 2,
+    }
+    synchronous = train(msgspec.structs.replace(cell, method="synchronous", settings=often))
+    assert synchronous.tokens == parallel.tokens
+    assert synchronous.heldout_loss == pytest.approx(parallel.heldout_loss, rel=0.05)
+
+
+def finish(cell: Cell) -> Outcome:
+    """In place of a training; it runs in another process."""
+    return Outcome(cell=cell, tokens=1, heldout_loss=float(cell.seed))
+
+
+def fail(cell: Cell) -> Outcome:
+    raise RuntimeError(f"{cell.name} was trained again")
+
+
+def test_a_stopped_table_goes_on(tmp_path: Path) -> None:
+    """A cell with an outcome is not run again; every other cell has a file of its own."""
+    cells = [Cell(method="decoupled", seed=seed) for seed in range(3)]
+    assert len(list(run_all(cells[:2], tmp_path, train=finish, processes=1))) == 2
+    with pytest.raises(RuntimeError, match=cells[2].name):
+        list(run_all(cells, tmp_path, train=fail, processes=1))
+    assert [read(cell, tmp_path) is not None for cell in cells] == [True, True, False]
+    found = list(run_all(cells, tmp_path, train=finish, processes=1))
+    assert sorted(outcome.heldout_loss for outcome in found) == [0.0, 1.0, 2.0]
+    assert len({cell.name for cell in cells}) == 3
+    changed = Cell(method="decoupled", settings={"codec.up": "int4"})
+    assert changed.name != cells[0].name
