@@ -81,6 +81,10 @@ test-all *ARGS: setup
 promises *ARGS: setup
     cd "{{ root }}" && "{{ bin }}/python" tests/promises/report.py "$@"
 
+# how good a model ddl makes, beside data-parallel training: `just quality --help`
+quality *ARGS: setup
+    cd "{{ root }}" && PYTHONPATH=".:cli" "{{ bin }}/python" -m examples.quality "$@"
+
 # train one model with three learner processes, one of which is killed
 demo *ARGS: setup
     "{{ bin }}/ddl" demo "$@"
