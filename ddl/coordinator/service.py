@@ -205,7 +205,7 @@ class Service:
             self._journal.tell("redis.reachable", "answers again")
         jump_s = self._server_clock.observe(polled.poll.now, at=polled.heard_at)
         if polled.is_jump(jump_s):
-            self._journal.tell("clock.jumped", f"the clock of Redis moved by {jump_s:+.1f} s")
+            self._say("clock.jumped", f"the clock of Redis moved by {jump_s:+.1f} s", {})
             yield e.ClockJumped(jump_s)
         if self._mirror.notice_loss(polled.poll, asked_at=polled.asked_at):
             self._journal.tell("redis.lost", "Redis has lost the run; writing it anew from the log")
@@ -257,8 +257,8 @@ class Service:
             case e.Answer(request_id, text):
                 self._mirror.note_answer(request_id)
                 self._say("request.answered", text, {"request": request_id})
-            case e.Say(name, text, fields):
-                self._say(name, text, fields)
+            case e.Say(name, text, fields, at):
+                self._say(name, text, fields, at)
             case e.Quit(reason, outcome):
                 self._quit(reason, outcome)
             case _:
@@ -269,11 +269,12 @@ class Service:
         self._watcher.beat_s = liveness.beat_s
         self._keeper.set_length(liveness.lease_s)
 
-    def _say(self, name: str, text: str, fields: dict[str, object]) -> None:
+    def _say(
+        self, name: str, text: str, fields: dict[str, object], at: float | None = None
+    ) -> None:
         self._journal.tell(name, text, **fields)
-        self._mirror.note_fact(
-            Fact(at=self._server_clock.now(), name=name, text=text, fields=fields)
-        )
+        at = self._server_clock.now() if at is None else at
+        self._mirror.note_fact(Fact(at=at, name=name, text=text, fields=fields))
 
     def _quit(self, reason: str, outcome: Literal["stopped", "lease_lost"]) -> None:
         if outcome == "lease_lost":

@@ -231,11 +231,12 @@ class Answer(Command, frozen=True):
 
 
 class Say(Command, frozen=True):
-    """A fact for people."""
+    """A fact for people. `at`: when it came about, if not just now."""
 
     name: str
     text: str
     fields: dict[str, Any] = {}
+    at: float | None = None
 
 
 class Quit(Command, frozen=True):

@@ -5,13 +5,23 @@ Displays read some of them back (`ddl.core.snapshot`), so names and fields are k
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+
+import msgspec
 
 from ddl.core.events import Say
 from ddl.core.membership import Member
 from ddl.core.rounds import OpenRound
 from ddl.core.selection import Verdict
-from ddl.protocol.records import Handin, LearnerRecord, LogRecord, Order, RunState
+from ddl.protocol.records import (
+    Fact,
+    Handin,
+    HandinId,
+    LearnerRecord,
+    LogRecord,
+    Order,
+    RunState,
+)
 
 
 def learner_joined(record: LearnerRecord) -> Say:
@@ -19,6 +29,7 @@ def learner_joined(record: LearnerRecord) -> Say:
         "learner.joined",
         f"{record.id} joined from {record.host} ({record.device})",
         {"learner": record.id, "incarnation": record.incarnation},
+        at=record.started_at or None,
     )
 
 
@@ -27,15 +38,19 @@ def learner_changed(member: Member, before: str) -> Say:
     sentence = f"{member.id} is {member.state} (was {before})"
     if member.record.error:
         sentence += f": {member.record.error}"
-    return Say(f"learner.{member.state}", sentence, {"learner": member.id})
+    return Say(f"learner.{member.state}", sentence, {"learner": member.id}, at=member.since_at)
 
 
 def contribution_settled(handin: Handin, verdict: Verdict) -> Say:
     """The fact is called after the fate: `contribution.refused`. Merges are told by their record."""
+    return _settled(handin.id, verdict)
+
+
+def _settled(id_: HandinId, verdict: Verdict) -> Say:
     return Say(
         f"contribution.{verdict.fate}",
-        f"{handin.id} {verdict.fate}: {verdict.reason}",
-        {"learner": handin.learner, "contribution": str(handin.id), "reason": verdict.reason},
+        f"{id_} {verdict.fate}: {verdict.reason}",
+        {"learner": id_.learner, "contribution": str(id_), "reason": verdict.reason},
     )
 
 
@@ -91,6 +106,26 @@ def record_logged(record: LogRecord, before: RunState) -> list[Say]:
     return said
 
 
+def told_by(records: Iterable[LogRecord], before: RunState) -> Iterator[Fact]:
+    """What a stretch of the log tells, for whoever did not hear it at the time.
+
+    Args:
+        before: the run's state until then.
+    """
+    for record in records:
+        for receipt in record.receipts:
+            if receipt.fate != "merged":
+                verdict = Verdict(receipt.fate, receipt.reason)
+                yield _at(record.written_at, _settled(receipt.id, verdict))
+        for said in record_logged(record, before):
+            yield _at(record.written_at, said)
+        before = record.state
+
+
+def _at(at: float, said: Say) -> Fact:
+    return Fact(at=at, name=said.name, text=said.text, fields=said.fields)
+
+
 def _state_changed(record: LogRecord, before: RunState) -> Iterator[Say]:
     if record.state == before:
         return
@@ -116,6 +151,9 @@ def _published(record: LogRecord) -> Say:
         + (f", loss {loss:.3f}" if loss is not None else ""),
         {
             "seq": record.seq,
+            "version": record.global_version,
+            "loss": loss,
+            "waits": msgspec.to_builtins(record.waits),
             "fragment": record.fragments[0].fragment,
             "learners": [r.learner for r in merged],
             "contributions": [str(r.id) for r in merged],

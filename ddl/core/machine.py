@@ -89,6 +89,7 @@ class Machine:
         self._failed_merges = 0
         self._followed = False
         self._due_at = float("-inf")
+        self._told_until = log.committed_at  # by earlier coordinators, as far as the log can say
 
     # ---- entry ------------------------------------------------------------------------------
 
@@ -142,13 +143,27 @@ class Machine:
         if member is None:
             return
         if is_new:
-            yield facts.learner_joined(record)
-            yield from self._enforce(member)
+            is_known = 0.0 < record.started_at < self._told_until
+            if is_known:
+                self._recognise(member, now)
+            else:
+                yield facts.learner_joined(record)
+            yield from self._enforce(member, tell=not is_known)
         if member.may_return():
             yield e.GiveOrder(record.id, None)
         yield from self._judge(member, now)
         if expected_before != (record.id in self.membership.expected):
             self.board.touch_all()
+
+    def _recognise(self, member: Member, now: float) -> None:
+        """A learner of an earlier coordinator: what that one has told of it is not told again."""
+        liveness = self.log.settings.liveness
+        state = member.judge(now, liveness)
+        if (
+            state not in ("suspect", "gone", "left")
+            or member.came_to(state, now, liveness) <= self._told_until
+        ):
+            self.membership.judge(member, now, liveness)
 
     def _judge(self, member: Member, now: float) -> Iterator[e.Command]:
         before = self.membership.judge(member, now, self.log.settings.liveness)
@@ -157,14 +172,15 @@ class Machine:
         self.board.touch_all()
         yield facts.learner_changed(member, before)
 
-    def _enforce(self, member: Member) -> Iterator[e.Command]:
+    def _enforce(self, member: Member, *, tell: bool = True) -> Iterator[e.Command]:
         """A learner that was kicked stays out until it is allowed in again."""
         reason = self.log.barred.get(member.id)
         was_barred, member.barred = member.barred, reason is not None
         if reason is not None:
             order = Order(kind="kick", incarnation=member.record.incarnation, reason=reason)
             yield e.GiveOrder(member.id, order)
-            yield facts.order_given(member.id, order, "")
+            if tell:
+                yield facts.order_given(member.id, order, "")
         elif was_barred:
             yield e.GiveOrder(member.id, None)
 

@@ -3,9 +3,18 @@
 from __future__ import annotations
 
 from statistics import median
+from typing import Final
 
 from ddl.config import LivenessSettings
 from ddl.protocol.records import LearnerRecord, LearnerState, Receipt
+
+PRESENT: Final[frozenset[LearnerState]] = frozenset(
+    {"joining", "training", "stalled", "suspect", "draining", "paused", "aside"}
+)
+"""States of a learner that is there, or may be."""
+
+LEFT_S: Final = 600.0
+"""How long a learner that has said goodbye is shown; what it told stays among the events."""
 
 
 class Member:
@@ -53,7 +62,18 @@ class Member:
     @property
     def present(self) -> bool:
         """Whether its process may still be there to answer."""
-        return self.state not in ("gone", "left")
+        return self.state in PRESENT
+
+    def came_to(self, state: LearnerState, now: float, liveness: LivenessSettings) -> float:
+        """When it came into a state that `judge` finds at `now` for the first time."""
+        match state:
+            case "left":
+                return self.beat_at
+            case "suspect":
+                return self.beat_at + liveness.suspect_s
+            case "gone":
+                return self.beat_at + liveness.gone_s
+        return now
 
     def hear(self, record: LearnerRecord, at: float) -> None:
         """Take a newer record of the same incarnation."""
@@ -130,16 +150,22 @@ class Membership:
         state = member.judge(now, liveness)
         if state == member.state:
             return None
-        before, member.state, member.since_at = member.state, state, now
+        before, member.state = member.state, state
+        member.since_at = member.came_to(state, now, liveness)
         self._note_expected(member)
         return before
 
     def lapsed(self, now: float, liveness: LivenessSettings) -> list[Member]:
-        """Learners that have been away for so long that they will not come back by themselves."""
+        """Learners that have been away for so long that they will not come back by themselves, and
+        those whose goodbye is `LEFT_S` old."""
+        limits_s = {
+            "gone": liveness.max_offline_s,
+            "left": min(LEFT_S, liveness.max_offline_s),
+        }
         return [
             member
             for member in self.members.values()
-            if not member.present and now - member.since_at > liveness.max_offline_s
+            if now - member.since_at > limits_s.get(member.state, float("inf"))
         ]
 
     def forget(self, member: Member) -> None:

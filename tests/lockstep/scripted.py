@@ -72,6 +72,7 @@ class Scripted:
         self.forge: Callable[[Handin], Handin | None] = lambda handin: handin
         self.store: Callable[[Handin, bytes], bytes | None] = lambda _, data: data
         self.alive = True
+        self.started_at = run.time.now
         self.store_down_s = store_down_s
         self.realigns = 1
         self.step = 100
@@ -106,6 +107,7 @@ class Scripted:
             incarnation=self.incarnation,
             lineage=self.run.record.lineage,
             state="training",
+            started_at=self.started_at,
             step=self.step,
             step_s=self._step_s,
             held=tuple(fragments[p].version for p in sorted(fragments)),

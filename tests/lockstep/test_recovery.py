@@ -269,7 +269,7 @@ def test_settings_change_by_a_record_and_learners_hear_of_it() -> None:
         ({"merge.method": "mean"}, "refused: merge.method is fixed at genesis"),
         ({"redis.url": "redis://x"}, "refused: redis.url belongs to one machine"),
         ({"round.quorun": 2}, "refused: change: unknown setting 'round.quorun'. Did you mean"),
-        ({"round.quorum": 0}, "refused: round.quorum = 0: must be at least 1"),
+        ({"round.quorum": 0}, "refused: change: round.quorum = 0: must be at least 1"),
     ],
 )
 def test_impossible_changes_are_refused(changes: dict[str, int | str], answer: str) -> None:
@@ -306,3 +306,31 @@ def test_a_request_survives_a_record_that_was_taken() -> None:
     assert [r.seq for r in changed] == [taken.seq + 1]
     assert coordinator.answers == {"1": "done"}
     checked(run)
+
+
+def test_a_successor_tells_nothing_that_was_told_before() -> None:
+    """Who joined, was lost or failed under an earlier coordinator is no news; what happens to those
+    that are still there is, and bears the time at which it came about."""
+    run = both_in(1)
+    first = run.start_coordinator()
+    Scripted(run, "lost")
+    run.go(commits=2)
+    run.scripted["lost"].kill()
+    run.go(commits=30)
+    assert "learner.gone" in {said.name for said in first.said if "lost" in said.text}
+    first.die()
+
+    second = run.start_coordinator()
+    run.go(commits=33)
+    assert not [said for said in second.said if said.name.startswith("learner.")]
+    run.scripted["b"].kill()
+    silent_at = run.services.beats["b"]
+    liveness = run.log.settings.liveness
+    run.time.run(3 * liveness.gone_s)
+    newcomer = Scripted(run, "newcomer")
+    told = [(said.name, said.at) for said in second.said if said.name.startswith("learner.")]
+    assert told[:3] == [
+        ("learner.suspect", silent_at + liveness.suspect_s),
+        ("learner.gone", silent_at + liveness.gone_s),
+        ("learner.joined", newcomer.started_at),
+    ]

@@ -147,16 +147,37 @@ def test_a_learner_set_aside_returns_when_it_has_realigned_since() -> None:
 
 
 def test_those_away_for_very_long_lapse() -> None:
-    """Gone or left for more than `max_offline_s`; the living never."""
+    """Gone for more than `max_offline_s`, counted from when they were; the living never."""
     membership = heard("a", "b")
     for name in "ab":
         membership.judge(membership.members[name], 116.0, LIVENESS)
     membership.hear(learner("a", step=11), 120.0)
     membership.judge(membership.members["a"], 120.0, LIVENESS)
-    assert membership.lapsed(176.0, LIVENESS) == []
-    assert [m.id for m in membership.lapsed(176.1, LIVENESS)] == ["b"]
+    assert membership.lapsed(175.0, LIVENESS) == []
+    assert [m.id for m in membership.lapsed(175.1, LIVENESS)] == ["b"]
     membership.forget(membership.members["b"])
     assert list(membership.members) == ["a"]
+
+
+def test_those_that_said_goodbye_lapse_sooner() -> None:
+    """Ten minutes after it, whenever it is heard of; a crashed one may come back for an hour."""
+    liveness = LivenessSettings(suspect_s=5.0, gone_s=15.0, max_offline_s=3600.0)
+    membership = heard("left", state="left")
+    membership.hear(learner("gone"), 100.0)
+    for member in membership.members.values():
+        membership.judge(member, 650.0, liveness)
+    assert membership.lapsed(700.0, liveness) == []
+    assert [m.id for m in membership.lapsed(700.1, liveness)] == ["left"]
+    assert {m.id for m in membership.lapsed(3715.1, liveness)} == {"left", "gone"}
+
+
+@pytest.mark.parametrize(("age_s", "since_at"), [(7.0, 105.0), (99.0, 115.0)])
+def test_a_silence_is_dated_from_where_it_began(age_s: float, since_at: float) -> None:
+    """However late it is noticed: suspect 5 s after the last beat, gone after 15 s."""
+    membership = heard("a")
+    member = membership.members["a"]
+    assert membership.judge(member, 100.0 + age_s, LIVENESS) == "training"
+    assert member.since_at == since_at
 
 
 def test_a_clock_s_jump_ages_nobody() -> None:
