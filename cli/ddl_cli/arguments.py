@@ -1,12 +1,16 @@
-"""Options of the form KEY=VALUE."""
+"""What options hold: KEY=VALUE, values, counts."""
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Iterable
 
 from ddl.config import Scalar
 from ddl.errors import ConfigError
+
+_COUNT = re.compile(r"(\d+(?:\.\d+)?)\s*([kKmMgGbBtT]?)")
+_FACTORS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "b": 1e9, "t": 1e12}
 
 
 def key_values(texts: Iterable[str], *, option: str) -> dict[str, str]:
@@ -30,3 +34,12 @@ def scalar(text: str) -> Scalar:
     except tomllib.TOMLDecodeError:
         return text
     return value if isinstance(value, bool | int | float | str) else text
+
+
+def count(text: str, *, option: str) -> int:
+    """A count as people write it: 124M, 1.3B, 7000. Raises: ConfigError: it is none, or below 1."""
+    match = _COUNT.fullmatch(text.strip())
+    number = float(match[1]) * _FACTORS[match[2].lower()] if match else 0.0
+    if number < 1:
+        raise ConfigError(f"{option} {text!r} is not a count", hint="Use 124M, 1.3B or 7000000")
+    return round(number)

@@ -34,6 +34,7 @@ SECTIONS: Final[dict[str, tuple[Entry, ...]]] = {
         Entry("init:init", "ddl init", "write a run.toml and a task.py"),
         Entry("doctor:doctor", "ddl doctor run.toml", "will it work on this machine?"),
         Entry("plan:plan", "ddl plan run.toml --task task.py", "bytes, memory, time, price"),
+        Entry("simulate:simulate", "ddl simulate --preset lab", "goodput where machines fail"),
         Entry("config:app", "ddl config show run.toml", "all settings, and their origin"),
     ),
     "To take part": (

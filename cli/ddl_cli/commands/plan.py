@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
@@ -17,11 +16,9 @@ from ddl.plan import UTILISATIONS, Plan, Prices, Situation
 from ddl.plan import plan as make_plan
 from ddl.protocol.sizes import default_num_fragments
 from ddl.protocol.wire import canonical
-from ddl_cli.arguments import key_values
+from ddl_cli.arguments import count, key_values
 from ddl_cli.units import short_number, short_time
 
-_COUNT = re.compile(r"(\d+(?:\.\d+)?)\s*([kKmMgGbBtT]?)")
-_FACTORS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "b": 1e9, "t": 1e12}
 _LEAST = 1e-9
 
 
@@ -94,7 +91,7 @@ def _fragments(loaded: Loaded, parameters: str | None, task: Path | None) -> tup
             hint="Give --parameters 1.3B, or --task FILE",
         )
     if task is None:
-        return _equal_parts(_count(parameters or ""), loaded.settings)
+        return _equal_parts(count(parameters or "", option="--parameters"), loaded.settings)
     from ddl.coordinator.genesis import build_model
 
     _, layout = build_model(loaded.settings, task)
@@ -104,20 +101,12 @@ def _fragments(loaded: Loaded, parameters: str | None, task: Path | None) -> tup
     )
 
 
-def _equal_parts(count: int, settings: Settings) -> tuple[int, ...]:
+def _equal_parts(elements: int, settings: Settings) -> tuple[int, ...]:
     every_steps = settings.round.every_steps
-    num = settings.fragments.num or default_num_fragments(4 * count, count, every_steps)
-    if num > count:
-        raise ConfigError(f"a model of {count} parameters has no {num} fragments")
-    return tuple(count // num + (index < count % num) for index in range(num))
-
-
-def _count(text: str) -> int:
-    match = _COUNT.fullmatch(text.strip())
-    number = float(match[1]) * _FACTORS[match[2].lower()] if match else 0.0
-    if number < 1:
-        raise ConfigError(f"--parameters {text!r} is not a count", hint="Use 124M, 1.3B or 7000000")
-    return round(number)
+    num = settings.fragments.num or default_num_fragments(4 * elements, elements, every_steps)
+    if num > elements:
+        raise ConfigError(f"a model of {elements} parameters has no {num} fragments")
+    return tuple(elements // num + (index < elements % num) for index in range(num))
 
 
 # ---- for people ---------------------------------------------------------------------------------
