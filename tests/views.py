@@ -120,7 +120,18 @@ def fact(age_s: float, name: str, text: str, **fields: Any) -> Fact:
 
 def merged(age_s: float, version: int, fragment: int, *contributions: str) -> Fact:
     text = f"version {version}: fragment {fragment} from {', '.join(contributions)}"
-    return fact(age_s, "version.published", text, contributions=list(contributions))
+    return fact(
+        age_s,
+        "version.published",
+        text,
+        version=version,
+        fragment=fragment,
+        loss=round(3.0 - version / 32, 3),
+        learners=[contribution.split("/")[0] for contribution in contributions],
+        contributions=list(contributions),
+        carried=0,
+        waits={"quorum_s": 1.2, "grace_s": 0.3, "fetch_s": 0.05, "merge_s": 0.02, "publish_s": 0.1},
+    )
 
 
 def view(**changes: Any) -> View:

@@ -11,10 +11,14 @@ import typer
 from rich.console import Console
 from rich.live import Live
 
-from ddl.core.snapshot import PRESENT
+from ddl.core.membership import PRESENT
 from ddl.protocol.records import Fact, RunSnapshot
 from ddl.protocol.wire import canonical
-from ddl_cli import render
+from ddl_cli.view.head import summary
+from ddl_cli.view.pages import printed
+from ddl_cli.view.paper import canvas
+from ddl_cli.view.screen import Seen, picture
+from ddl_cli.view.trail import Trail
 
 SUMMARY_EVERY_S: Final = 10.0
 """How often plain lines say where the run stands, by the run's own clock."""
@@ -29,19 +33,19 @@ class Display(Protocol):
 
 
 class Screen:
-    """A picture that is redrawn in place; leaves the last one standing and the cursor where it was."""
+    """The overview, redrawn in place; leaves the last picture standing. For `ddl demo`."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
         self._live = Live(console=console, auto_refresh=False, vertical_overflow="crop")
+        self._trail = Trail()
 
     def running(self) -> AbstractContextManager[object]:
         return self._live
 
     def show(self, snapshot: RunSnapshot, notice: str = "") -> None:
-        width, height = self._console.size
-        picture = render.status(snapshot, width=width, height=height - 1, notice=notice)
-        self._live.update(picture, refresh=True)
+        seen = Seen(self._trail.add(snapshot), notice, self._trail.rates)
+        self._live.update(picture(self._console, seen, None), refresh=True)
 
 
 class Table:
@@ -54,14 +58,20 @@ class Table:
         return nullcontext()
 
     def show(self, snapshot: RunSnapshot, notice: str = "") -> None:
-        self._console.print(render.status(snapshot, width=self._console.width, notice=notice))
+        for line in printed(snapshot, canvas(self._console), notice=notice):
+            self._console.print(line, soft_wrap=True)
 
 
 class Lines:
-    """A plain line for every event, and now and then one for where the run stands: for logs."""
+    """A plain line for every event, and now and then one for where the run stands: for logs.
 
-    def __init__(self, write: Callable[[str], object]) -> None:
+    Args:
+        since_at: events up to this instant are old, and left out.
+    """
+
+    def __init__(self, write: Callable[[str], object], *, since_at: float = float("-inf")) -> None:
         self._write = write
+        self._since_at = since_at
         self._seen: set[tuple[float, str]] = set()
         self._summary_at = float("-inf")
         self._notice = False
@@ -74,12 +84,12 @@ class Lines:
             self._notice = bool(notice)
             self._line(time.time(), notice or "Redis is back")
         for fact in snapshot.events:
-            if _name(fact) not in self._seen:
+            if fact.at > self._since_at and _name(fact) not in self._seen:
                 self._line(fact.at, fact.text)
         self._seen = {_name(fact) for fact in snapshot.events}
         if not notice and snapshot.taken_at >= self._summary_at + SUMMARY_EVERY_S:
             self._summary_at = snapshot.taken_at
-            self._line(snapshot.taken_at, render.summary(snapshot))
+            self._line(snapshot.taken_at, summary(snapshot))
 
     def _line(self, at: float, text: str) -> None:
         self._write(f"{time.strftime('%H:%M:%S', time.localtime(at))} {text}")
@@ -95,11 +105,6 @@ class JsonLines:
         if notice:
             typer.echo(notice, err=True)
         typer.echo(canonical(snapshot))
-
-
-def is_screen(console: Console) -> bool:
-    """Whether pictures can be redrawn there."""
-    return console.is_terminal and not console.is_dumb_terminal
 
 
 def is_over(snapshot: RunSnapshot) -> bool:

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Final
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from ddl.core.snapshot import PRESENT, snapshot
+from ddl.core.membership import PRESENT
+from ddl.core.snapshot import snapshot
 from ddl.errors import ConfigError, ProtocolError, RefusedError
 from ddl.names import check_run_name
-from ddl.protocol.records import Record, RunSnapshot
+from ddl.protocol.records import Record
 from ddl.protocol.wire import SCHEMA
 from ddl.registry.reader import RedisReader, read_runs
 from ddl.store.base import Store
-from ddl_cli.reading import read_log
 from ddl_cli.units import short_number
+
+STEP_WITHIN: Final = 8
+"""How many records back the newest step, and its loss, are looked for."""
 
 
 class RunRow(Record, frozen=True, kw_only=True):
@@ -63,9 +67,14 @@ def runs_at_redis(url: str) -> Iterator[RunRow]:
             yield RunRow(name=name, store=index.store, problem=problem)
             continue
         held = shown.coordinator.lease_left_s is not None
-        yield _row(
-            shown,
-            index.store,
+        yield RunRow(
+            name=name,
+            store=index.store,
+            lineage=shown.run.lineage,
+            state=shown.run.state,
+            global_version=shown.run.global_version,
+            progress=shown.run.progress,
+            loss=shown.loss,
             coordinator=shown.coordinator.holder if held else "",
             num_learners=sum(learner.state in PRESENT for learner in shown.learners),
         )
@@ -75,14 +84,42 @@ def runs_in_store(store: Store) -> Iterator[RunRow]:
     """Those that lie in a store, by name. Raises: StoreError."""
     for name in sorted(store.folders()):
         try:
-            shown = read_log(store, check_run_name(name), redis_error="not asked")
+            row = _in_store(store, check_run_name(name))
         except ConfigError:
             continue  # no run can be called so
         except (ProtocolError, RefusedError) as error:
             yield RunRow(name=name, store=store.url, problem=str(error))
             continue
-        if shown is not None:
-            yield _row(shown, store.url)
+        if row is not None:
+            yield row
+
+
+def _in_store(store: Store, name: str) -> RunRow | None:
+    """A run by its newest records, however long its log is; None if there is no such run."""
+    from ddl.coordinator.history import History
+
+    history = History(store, name)
+    run = history.run_record()
+    if run is None:
+        return None
+    newest = step = None
+    seq = history.newest_seq()
+    for back in range(min(seq, STEP_WITHIN)):
+        entry = history.read(seq - back)
+        assert entry is not None, "records are dense"
+        newest = newest or entry.record
+        if entry.record.kind == "step":
+            step = entry.record
+            break
+    return RunRow(
+        name=run.name,
+        store=store.url,
+        lineage=run.lineage,
+        state=newest.state if newest else "running",
+        global_version=newest.global_version if newest else 0,
+        progress=newest.progress if newest else 0.0,
+        loss=step.health.loss_mean if step else None,
+    )
 
 
 def table(runs: RunList) -> RenderableType:
@@ -109,23 +146,3 @@ def _cells(row: RunRow) -> list[str]:
         "?" if row.coordinator is None else row.coordinator or "none",
         row.store,
     ]
-
-
-def _row(
-    shown: RunSnapshot,
-    store: str,
-    *,
-    coordinator: str | None = None,
-    num_learners: int | None = None,
-) -> RunRow:
-    return RunRow(
-        name=shown.run.name,
-        store=store,
-        lineage=shown.run.lineage,
-        state=shown.run.state,
-        global_version=shown.run.global_version,
-        progress=shown.run.progress,
-        loss=shown.loss,
-        coordinator=coordinator,
-        num_learners=num_learners,
-    )

@@ -9,16 +9,28 @@ from typing import TYPE_CHECKING, Final
 from ddl.core.snapshot import snapshot, snapshot_of_log
 from ddl.errors import RegistryError, UnknownRunError
 from ddl.protocol.address import safe_url
-from ddl.protocol.records import RunSnapshot
+from ddl.protocol.records import Fact, RunSnapshot
 from ddl_cli.exits import Exit
 from ddl_cli.resolve import Place
 from ddl_cli.units import short_time
 
 if TYPE_CHECKING:
+    from ddl.coordinator.history import History
+    from ddl.protocol.records import LogRecord
+    from ddl.registry.reader import RedisReader
     from ddl.store.base import Store
 
-EVENTS_READ: Final = 100
+EVENTS_READ: Final = 200
 """Newest events that one look brings: more than come between two looks."""
+
+EVENTS_KEPT: Final = 4096
+"""As many as Redis keeps."""
+
+RECORDS_TOLD: Final = 24
+"""Newest records of a log whose events are told, where only the store tells."""
+
+CURVE_POINTS: Final = 24
+"""Older records that are read for the curve of the loss."""
 
 Read = Callable[[], RunSnapshot | None]
 
@@ -50,12 +62,30 @@ class Reader:
         return self._last, f"{reason} (for {short_time(away_s)}; this is what was seen last)"
 
 
-def reading(place: Place) -> Read:
+class Source:
     """Reads the run from Redis; finds nothing where no Redis is named but a store is."""
+
+    def __init__(self, registry: RedisReader | None) -> None:
+        self._registry = registry
+
+    def read(self) -> RunSnapshot | None:
+        """The snapshot of now; None when Redis does not know the run. Raises: RegistryError."""
+        if self._registry is None:
+            return None
+        return snapshot(self._registry.view(num_facts=EVENTS_READ))
+
+    def backlog(self) -> tuple[Fact, ...]:
+        """All events that Redis still has. Raises: RegistryError."""
+        if self._registry is None:
+            return ()
+        return tuple(fact for _, fact in self._registry.facts(limit=EVENTS_KEPT))
+
+
+def reading(place: Place) -> Source:
+    """Where to read the run from. Raises: ConfigError if neither Redis nor a store is named."""
     if place.redis_url is None and place.store_url is not None:
-        return lambda: None
-    registry = place.reader()
-    return lambda: snapshot(registry.view(num_facts=EVENTS_READ))
+        return Source(None)
+    return Source(place.reader())
 
 
 def first_look(place: Place, read: Read) -> tuple[RunSnapshot, Exit]:
@@ -64,7 +94,7 @@ def first_look(place: Place, read: Read) -> tuple[RunSnapshot, Exit]:
     Raises: the RegistryError, or UnknownRunError, if no store is named.
     """
     where = safe_url(place.redis_url) if place.redis_url else ""
-    code, reason = Exit.OK, f"{where} does not know this run" if where else "not named"
+    code, reason = Exit.OK, f"{where} does not know this run" if where else ""
     try:
         found = read()
     except RegistryError as error:
@@ -97,16 +127,35 @@ def _from_store(place: Place, reason: str) -> RunSnapshot:
 
 
 def read_log(store: Store, run_name: str, *, redis_error: str) -> RunSnapshot | None:
-    """The run as the newest record in the store tells it; None if there is no such run.
+    """The run as its log in the store tells it; None if there is no such run.
 
-    Raises: ProtocolError; RefusedError if it is being removed; StoreError.
+    Raises: IntegrityError, ProtocolError; RefusedError if it is being removed; StoreError.
     """
     from ddl.coordinator.history import History
+    from ddl.core.facts import told_by
 
     history = History(store, run_name)
     run = history.run_record()
     if run is None:
         return None
-    seq = history.newest_seq()
-    newest = history.read(seq) if seq else None
-    return snapshot_of_log(run, newest.record if newest else None, redis_error=redis_error)
+    log = history.fold(run)
+    first = max(1, log.seq - RECORDS_TOLD + 1)
+    newest = _records(history, range(first, log.seq + 1))
+    apart = max(1, first // CURVE_POINTS)
+    older = _records(history, range(1, first, apart))
+    return snapshot_of_log(
+        run,
+        log,
+        facts=tuple(told_by(newest, newest[0].state if newest else log.state)),
+        losses=tuple(
+            (record.global_version, record.health.loss_mean)
+            for record in (*older, *newest)
+            if record.kind == "step" and record.health.loss_mean is not None
+        ),
+        redis_error=redis_error,
+    )
+
+
+def _records(history: History, seqs: range) -> list[LogRecord]:
+    entries = (history.read(seq) for seq in seqs)
+    return [entry.record for entry in entries if entry is not None]

@@ -97,6 +97,7 @@ class LogState(msgspec.Struct, kw_only=True):
         barred: learners that were kicked, with the reason.
         answered: ids of the last requests that a record answered, oldest first.
         units: by data set, the units of data that are finished.
+        why, state_at: why the run is in its state and who brought it there, and since when.
     """
 
     schema: int = wire.SCHEMA
@@ -108,6 +109,8 @@ class LogState(msgspec.Struct, kw_only=True):
     digest: str
     progress: float = 0.0
     state: RunState = "running"
+    why: str = ""
+    state_at: float = 0.0
     settings: Settings
     shares: list[float]
     fragments: list[FragmentHead]
@@ -141,6 +144,7 @@ class LogState(msgspec.Struct, kw_only=True):
             ],
             ledger=[LedgerRow() for _ in run.fragments],
             committed_at=run.created_at,
+            state_at=run.created_at,
         )
 
     # ---- reading ----------------------------------------------------------------------------
@@ -181,6 +185,8 @@ class LogState(msgspec.Struct, kw_only=True):
             progress=self.progress,
             lineage=self.lineage,
             state=self.state,
+            why=self.why,
+            state_at=self.state_at,
             ledger=tuple(self.ledger),
             health=self.health,
             committed_at=self.committed_at,
@@ -267,7 +273,9 @@ class LogState(msgspec.Struct, kw_only=True):
         self.barred = {learner: reason for learner, reason in barred.items() if reason}
         if record.request:
             self.answered = [*self.answered, record.request][-REQUESTS_KEPT:]
-        self.state = record.state
+        if record.state != self.state:
+            self.state, self.state_at = record.state, record.written_at
+            self.why = f"{record.why} ({record.who})" if record.who else record.why
         self.seq = record.seq
         self.global_version = record.global_version
         self.line = record.line

@@ -1,16 +1,18 @@
 """What a display draws: one `RunSnapshot` out of what a registry shows at one instant.
 
-Pure. Learners are judged by the coordinator's own rules, at Redis time. Two states only the
-coordinator knows, because they need memory: that a learner stands still, and that it was set aside.
-These, and the instants of changes, are read from the facts it told.
+Pure. Learners are judged by the coordinator's own rules, at Redis time. Since when a learner is in
+its state is read from the facts that the coordinator told, as far as they reach back.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
-from ddl.core.membership import Member
+import msgspec
+
+from ddl.core import troubles
+from ddl.core.membership import PRESENT, Member
 from ddl.protocol.records import (
     CoordinatorView,
     Fact,
@@ -19,11 +21,10 @@ from ddl.protocol.records import (
     Health,
     LastHandin,
     LearnerRecord,
-    LearnerState,
     LearnerView,
     LedgerRow,
     LedgerTotals,
-    LogRecord,
+    Order,
     Receipt,
     RunRecord,
     RunSnapshot,
@@ -33,15 +34,8 @@ from ddl.protocol.records import (
 
 if TYPE_CHECKING:
     from ddl.config import LivenessSettings, Settings
+    from ddl.core.log import LogState
     from ddl.registry.base import View
-
-PRESENT: Final[frozenset[LearnerState]] = frozenset(
-    {"joining", "training", "stalled", "suspect", "draining", "paused", "aside"}
-)
-"""States of a learner that is there, or may be."""
-
-_TOLD: Final = ("stalled", "aside")
-"""States that only facts tell."""
 
 
 def snapshot(view: View) -> RunSnapshot | None:
@@ -50,9 +44,21 @@ def snapshot(view: View) -> RunSnapshot | None:
     if entry is None:
         return None
     learners = _learners(view, entry.settings.liveness)
-    return RunSnapshot(
+    ledger = _ledger(
+        head.ledger if head else (),
+        entry.run.layout.shares,
+        outstanding=_outstanding(view.handins, view.receipts),
+        discarded=sum(r.discarded.tokens for r in view.learners.values()),
+    )
+    run = msgspec.structs.replace(
+        _run_view(entry.run, entry.settings, head),
+        versions=_versions(view),
+        eta_s=_eta_s(view, entry.settings, learners),
+        goodput_ratio=_goodput(learners, ledger, view.now),
+    )
+    shown = RunSnapshot(
         taken_at=view.now,
-        run=_run_view(entry.run, entry.settings, head, _eta_s(view, entry.settings, learners)),
+        run=run,
         coordinator=CoordinatorView(
             holder=view.lease.holder if view.lease else "",
             epoch=view.lease.epoch if view.lease else head.epoch if head else 0,
@@ -60,46 +66,71 @@ def snapshot(view: View) -> RunSnapshot | None:
             standbys=view.standbys,
         ),
         services={
-            "redis": ServiceView(ok=True, latency_s=view.latency_s, error="; ".join(view.broken)),
-            "store": _store_view(view.learners.values()),
+            "redis": _redis_view(view),
+            "store": _store_view(learners),
         },
         learners=learners,
         rounds=view.rounds,
         loss=_loss(head, learners),
-        ledger=_ledger(
-            head.ledger if head else (),
-            entry.run.layout.shares,
-            outstanding=_outstanding(view.handins, view.receipts),
-            discarded=sum(r.discarded.tokens for r in view.learners.values()),
-        ),
+        ledger=ledger,
         health=head.health if head else Health(),
         events=view.facts,
+        losses=losses(view.facts),
     )
+    return msgspec.structs.replace(shown, troubles=troubles.standing(shown))
 
 
-def snapshot_of_log(run: RunRecord, newest: LogRecord | None, *, redis_error: str) -> RunSnapshot:
-    """The run as its log alone tells it, for when Redis does not; `redis_error` says why.
+def snapshot_of_log(
+    run: RunRecord,
+    log: LogState,
+    *,
+    facts: Sequence[Fact],
+    losses: Sequence[tuple[int, float]],
+    redis_error: str,
+) -> RunSnapshot:
+    """The run as its log alone tells it, for when Redis does not.
 
-    `newest` is the last record, None before the first; `taken_at` is when it was written. Learners
-    and rounds are not known; the settings are those of genesis.
+    `taken_at` is when the newest record was written. Who is there, and which rounds are open, is not
+    known.
+
+    Args:
+        log: all records of the run, folded.
+        facts: what the newest records tell.
+        losses: see `RunSnapshot`.
+        redis_error: why Redis was not asked or does not know; empty if none was named.
     """
-    head = _head_of(newest) if newest else None
-    return RunSnapshot(
-        taken_at=newest.written_at if newest else run.created_at,
-        run=_run_view(run, run.settings, head, eta_s=None),
-        coordinator=CoordinatorView(
-            holder=newest.holder if newest else "", epoch=newest.epoch if newest else 0
+    head = log.head()
+    loss = log.health.loss_mean
+    if loss is None and losses:
+        loss = losses[-1][1]
+    shown = RunSnapshot(
+        taken_at=log.committed_at,
+        run=msgspec.structs.replace(
+            _run_view(run, log.settings, head),
+            versions=tuple(fragment.version for fragment in log.fragments),
         ),
+        coordinator=CoordinatorView(epoch=log.epoch, known=False),
         services={
-            "redis": ServiceView(ok=False, error=redis_error),
+            "redis": ServiceView(ok=False, error=redis_error, asked=bool(redis_error)),
             "store": ServiceView(ok=True),
         },
         learners=(),
         rounds=(),
-        loss=newest.health.loss_mean if newest else None,
-        ledger=_ledger(newest.ledger if newest else (), run.layout.shares),
-        health=newest.health if newest else Health(),
-        events=(),
+        loss=loss,
+        ledger=_ledger(log.ledger, log.shares),
+        health=log.health,
+        events=tuple(facts),
+        losses=tuple(losses),
+    )
+    return msgspec.structs.replace(shown, troubles=troubles.standing(shown))
+
+
+def losses(facts: Iterable[Fact]) -> tuple[tuple[int, float], ...]:
+    """(global version, loss) of the steps that `facts` tell of, in their order."""
+    return tuple(
+        (fact.fields["version"], fact.fields["loss"])
+        for fact in facts
+        if fact.name == "version.published" and fact.fields.get("loss") is not None
     )
 
 
@@ -113,41 +144,51 @@ def tokens_per_s(learner: LearnerView) -> float | None:
 # ---- the run ----------------------------------------------------------------------------------
 
 
-def _head_of(record: LogRecord) -> Head:
-    return Head(
-        seq=record.seq,
-        global_version=record.global_version,
-        line=record.line,
-        epoch=record.epoch,
-        digest="",
-        progress=record.progress,
-        lineage=record.lineage,
-        state=record.state,
-    )
-
-
-def _run_view(
-    run: RunRecord, settings: Settings, head: Head | None, eta_s: float | None
-) -> RunView:
+def _run_view(run: RunRecord, settings: Settings, head: Head | None) -> RunView:
     return RunView(
         name=run.name,
         lineage=run.lineage,
         state=head.state if head else "running",
+        why=head.why if head else "",
+        state_at=head.state_at if head else run.created_at,
         global_version=head.global_version if head else 0,
         line=head.line if head else 0,
         progress=head.progress if head else 0.0,
         stop_tokens=settings.stop.tokens,
         stop_commits=settings.stop.commits,
+        quorum=settings.round.quorum,
         num_parameters=run.layout.num_parameters,
         num_fragments=run.layout.num_fragments,
-        eta_s=eta_s,
+        created_at=run.created_at,
+        committed_at=head.committed_at if head else run.created_at,
     )
+
+
+def _versions(view: View) -> tuple[int, ...]:
+    return tuple(state.version for state in view.fragments)
+
+
+def _goodput(learners: Iterable[LearnerView], ledger: LedgerTotals, now: float) -> float | None:
+    """Share of learners' time that went into steps whose work was not thrown away.
+
+    Of a learner's time since it joined, what it spent outside of ddl, less the share of its tokens
+    that it discarded, less the share of what was handed in that came to nothing.
+    """
+    useful_s = present_s = 0.0
+    for one in learners:
+        if one.state in PRESENT and one.tokens:
+            useful_s += one.busy_s * max(0.0, 1 - one.discarded_tokens / one.tokens)
+            present_s += max(now - one.started_at, one.busy_s + one.stall_s)
+    if not present_s:
+        return None
+    wasted = ledger.refused + ledger.expired + ledger.lost + ledger.rolled_back
+    return useful_s / present_s * (1 - (wasted / ledger.handed_in if wasted else 0.0))
 
 
 def _eta_s(view: View, settings: Settings, learners: Sequence[LearnerView]) -> float | None:
     """Seconds until the first stop budget is used up at the present pace; None if not known."""
     head, stop = view.head, settings.stop
-    if head is None or head.state != "running":
+    if head is None or head.state != "running" or view.lease is None:
         return None
     estimates = []
     token_rate = sum(tokens_per_s(learner) or 0.0 for learner in learners)
@@ -174,10 +215,26 @@ def _loss(head: Head | None, learners: Iterable[LearnerView]) -> float | None:
     return sum(known) / len(known) if known else None
 
 
-def _store_view(records: Iterable[LearnerRecord]) -> ServiceView:
-    """The store as the learners find it: nobody else reports on it."""
-    down = [f"{r.id} for {r.store_down_s:.0f} s" for r in records if r.store_down_s > 0]
-    return ServiceView(ok=not down, error=f"not reached by {', '.join(down)}" if down else "")
+def _redis_view(view: View) -> ServiceView:
+    """Redis as it looks to us, who read; what it is like for those who write follows from its memory."""
+    errors = list(view.broken)
+    is_full = bool(view.max_bytes) and view.used_bytes >= view.max_bytes
+    if is_full:
+        errors.insert(
+            0, f"its memory is full: {view.used_bytes} of maxmemory {view.max_bytes} bytes"
+        )
+    return ServiceView(ok=not is_full, latency_s=view.latency_s, error="; ".join(errors))
+
+
+def _store_view(learners: Iterable[LearnerView]) -> ServiceView:
+    """The store as the learners find it that are there: nobody else reports on it."""
+    down = [one for one in learners if one.store_down_s > 0 and one.state in PRESENT]
+    if not down:
+        return ServiceView(ok=True)
+    named = ", ".join(f"{one.id} for {one.store_down_s:.0f} s" for one in down[:3])
+    more = f" and {len(down) - 3} more" if len(down) > 3 else ""
+    causes = "; ".join(dict.fromkeys(one.error for one in down if one.error))
+    return ServiceView(ok=False, error=f"not reached by {named}{more}" + (causes and f": {causes}"))
 
 
 # ---- the ledger -------------------------------------------------------------------------------
@@ -221,6 +278,7 @@ def _outstanding(handins: Mapping[str, Handin], receipts: Mapping[str, Receipt])
 def _learners(view: View, liveness: LivenessSettings) -> tuple[LearnerView, ...]:
     lasts = _last_handins(view.receipts, view.facts)
     shares = view.head.shares if view.head else {}
+    versions = _versions(view)
     changes = _last_changes(view.facts)
     return tuple(
         _learner(
@@ -229,7 +287,9 @@ def _learners(view: View, liveness: LivenessSettings) -> tuple[LearnerView, ...]
             now=view.now,
             liveness=liveness,
             share=shares.get(record.id, 0.0),
+            versions=versions,
             change=changes.get(record.id),
+            order=view.orders.get(record.id),
             last=lasts.get(record.id),
         )
         for _, record in sorted(view.learners.items())
@@ -243,19 +303,25 @@ def _learner(
     now: float,
     liveness: LivenessSettings,
     share: float,
+    versions: Sequence[int],
     change: tuple[str, float] | None,
+    order: Order | None,
     last: LastHandin | None,
 ) -> LearnerView:
     member = Member(record, beat_at)
-    member.stepped_at = now  # whether it stands still is the coordinator's to say
+    member.stepped_at = beat_at - record.idle_s
+    member.aside_reason = _aside(order, record.incarnation)
     state = member.judge(now, liveness)
     told, told_at = change or ("", record.started_at)
-    if state == "training" and told in _TOLD:
-        state = "stalled" if told == "stalled" else "aside"
     if told == state or (told == "joined" and state == "joining"):
         since_at = told_at
     else:
-        since_at = beat_at if state in ("suspect", "gone", "left") else record.started_at
+        since_at = {
+            "stalled": member.stepped_at,
+            "suspect": beat_at,
+            "gone": beat_at,
+            "left": beat_at,
+        }.get(state, record.started_at)
     return LearnerView(
         id=record.id,
         incarnation=record.incarnation,
@@ -269,15 +335,30 @@ def _learner(
         tokens=record.tokens,
         share_ratio=share,
         held=record.held,
+        behind=max((new - old for new, old in zip(versions, record.held, strict=False)), default=0),
         loss=record.loss,
         lr=record.lr,
         last=last,
         upload=record.upload,
+        up_bytes=record.up_bytes,
+        down_bytes=record.down_bytes,
+        started_at=record.started_at,
+        discarded_tokens=record.discarded.tokens,
         stall_s=record.stall_s,
         busy_s=record.busy_s,
         rss_bytes=record.rss_bytes,
+        idle_s=record.idle_s,
+        store_down_s=record.store_down_s,
+        aside=member.aside_reason,
         error=record.error,
     )
+
+
+def _aside(order: Order | None, incarnation: int) -> str:
+    """Why nothing of a learner is merged, as the coordinator told it; empty if it is."""
+    if order is None or order.incarnation != incarnation or order.kind == "drain":
+        return ""
+    return f"kicked: {order.reason}" if order.kind == "kick" else order.reason or "refused"
 
 
 def _last_changes(facts: Iterable[Fact]) -> dict[str, tuple[str, float]]:
@@ -301,7 +382,11 @@ def _last_handins(receipts: Mapping[str, Receipt], facts: Iterable[Fact]) -> dic
         if rank > newest.get(receipt.learner, (0, 0.0, 0)):
             newest[receipt.learner] = rank
             lasts[receipt.learner] = LastHandin(
-                id=str(receipt.id), fate=receipt.fate, reason=receipt.reason, at=at
+                id=str(receipt.id),
+                fate=receipt.fate,
+                reason=receipt.reason,
+                at=at,
+                staleness=receipt.staleness,
             )
     return lasts
 

@@ -326,6 +326,10 @@ class Head(Record, frozen=True, kw_only=True):
     progress: float
     lineage: str
     state: RunState = "running"
+    why: str = ""
+    """Why it is in this state, and who brought it there."""
+    state_at: float = 0.0
+    """Since when."""
     ledger: tuple[LedgerRow, ...] = ()
     health: Health = Health()
     committed_at: float = 0.0
@@ -431,6 +435,7 @@ class LearnerRecord(Record, frozen=True, kw_only=True):
     -1 before the first. `stall_s` is training-thread time spent inside ddl, `busy_s` outside of it.
     `handed_in + discarded + in_u` is all that was trained. `realigns` counts how often this
     incarnation took over the run's whole model, the first time included.
+    `idle_s` is the time since the last applied step, or since training began.
     """
 
     schema: int = SCHEMA
@@ -455,6 +460,7 @@ class LearnerRecord(Record, frozen=True, kw_only=True):
     in_u: Work = Work()
     stall_s: float = 0.0
     busy_s: float = 0.0
+    idle_s: float = 0.0
     rss_bytes: int = 0
     upload: Upload | None = None
     up_bytes: int = 0
@@ -524,30 +530,51 @@ class Fact(Record, frozen=True, kw_only=True):
 
 
 class RunView(Record, frozen=True, kw_only=True):
+    """The run as a whole, with the settings now in force.
+
+    `why` and `state_at` belong to `state`. `versions[p]` is the newest version of fragment p, empty
+    where nobody tells. `eta_s` is None unless a coordinator works. `goodput_ratio` is the share of
+    the learners' time that went into steps whose work was not thrown away.
+    """
+
     name: str
     lineage: str
     state: str
+    why: str = ""
+    state_at: float = 0.0
     global_version: int
     line: int
     progress: float
     stop_tokens: int = 0
     stop_commits: int = 0
+    quorum: int = 1
     num_parameters: int = 0
     num_fragments: int = 0
+    versions: tuple[int, ...] = ()
+    created_at: float = 0.0
+    committed_at: float = 0.0
     eta_s: float | None = None
+    goodput_ratio: float | None = None
 
 
 class CoordinatorView(Record, frozen=True, kw_only=True):
+    """Who coordinates. `lease_left_s` is None if nobody does; `known` is False where that cannot be
+    told, as from a store alone."""
+
     holder: str = ""
     epoch: int = 0
     lease_left_s: float | None = None
     standbys: tuple[str, ...] = ()
+    known: bool = True
 
 
 class ServiceView(Record, frozen=True, kw_only=True):
+    """Redis, or the store. `asked` is False if it was not named, so that nothing is known of it."""
+
     ok: bool
     latency_s: float | None = None
     error: str = ""
+    asked: bool = True
 
 
 class LastHandin(Record, frozen=True, kw_only=True):
@@ -555,10 +582,14 @@ class LastHandin(Record, frozen=True, kw_only=True):
     fate: str
     reason: str = ""
     at: float | None = None
+    staleness: int = 0
 
 
 class LearnerView(Record, frozen=True, kw_only=True):
-    """One learner as the coordinator judges it; see `LearnerRecord` for the fields it reports."""
+    """One learner as the coordinator judges it; see `LearnerRecord` for the fields it reports.
+
+    `behind` counts the versions that it has not adopted, of the fragment where these are most.
+    """
 
     id: str
     incarnation: int
@@ -572,13 +603,22 @@ class LearnerView(Record, frozen=True, kw_only=True):
     tokens: int
     share_ratio: float
     held: tuple[int, ...]
+    behind: int = 0
     loss: float | None = None
     lr: float | None = None
     last: LastHandin | None = None
     upload: Upload | None = None
+    up_bytes: int = 0
+    down_bytes: int = 0
+    started_at: float = 0.0
+    discarded_tokens: float = 0.0
+    idle_s: float = 0.0
     stall_s: float = 0.0
     busy_s: float = 0.0
     rss_bytes: int = 0
+    store_down_s: float = 0.0
+    aside: str = ""
+    """Why nothing of it is merged, and until when."""
     error: str = ""
 
 
@@ -595,8 +635,24 @@ class LedgerTotals(Record, frozen=True, kw_only=True):
     discarded: float = 0.0
 
 
+class Trouble(Record, frozen=True, kw_only=True):
+    """Something that is wrong now, for as long as it is: what, since when, and what to do.
+
+    `alarm`: the run cannot go on as it is; otherwise it goes on, but worse than it could.
+    `learners` names those it is about. `since_at` is None if nobody can tell.
+    """
+
+    name: str
+    alarm: bool
+    what: str
+    cure: str = ""
+    since_at: float | None = None
+    learners: tuple[str, ...] = ()
+
+
 class RunSnapshot(Record, frozen=True, kw_only=True):
-    """The one record that every view draws (design 10)."""
+    """The one record that every view draws (design 10). `losses` are (global version, training
+    loss) of steps, oldest first, as far back as was looked."""
 
     schema: int = SCHEMA
     taken_at: float
@@ -609,3 +665,5 @@ class RunSnapshot(Record, frozen=True, kw_only=True):
     ledger: LedgerTotals
     health: Health
     events: tuple[Fact, ...]
+    troubles: tuple[Trouble, ...] = ()
+    losses: tuple[tuple[int, float], ...] = ()

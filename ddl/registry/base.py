@@ -102,6 +102,8 @@ class View(NamedTuple):
     """The newest ones, oldest first."""
     broken: tuple[str, ...]
     """A sentence for every field left out because it cannot be read (another version wrote it)."""
+    orders: dict[str, Order] = {}  # noqa: RUF012 - never changed
+    """The order that stands for a learner."""
     used_bytes: int = 0
     """Memory of the server, 0 if it does not tell."""
     max_bytes: int = 0
@@ -323,6 +325,11 @@ class ReaderRegistry(Protocol):
     def request(self, request: Request) -> None:
         """Hand a person's wish to the coordinator. Raises: UnknownRunError."""
         ...
+    def facts(self, *, after: str = "", limit: int) -> list[tuple[str, Fact]]:
+        """At most `limit` facts and the place of each, oldest first: those that follow the place
+        `after`, without one the newest. Places do not change, and later facts have larger ones."""
+        ...
+
 
     def remove_run(self) -> None:
         """Delete every key of the run and its index entry."""

@@ -15,6 +15,7 @@ from ddl.protocol.records import (
     Head,
     LearnerRecord,
     Lease,
+    Order,
     Receipt,
     Request,
     RunEntry,
@@ -35,12 +36,12 @@ class RedisReader(RedisRun):
     def view(self, *, num_facts: int = 20) -> View:
         k = self._keys
         keys = [k.run, k.lease, k.head, k.rounds, k.events]
-        keys += [k.standbys, k.fragments, k.learners, k.beats, k.handins, k.receipts]
+        keys += [k.standbys, k.fragments, k.learners, k.beats, k.handins, k.receipts, k.orders]
         started = time.monotonic()
         reply = self._server.run("view", keys, num_facts)
         latency_s = time.monotonic() - started
         now, entry, lease, left_ms, head, rounds, events, standbys, *rest = reply
-        fragments, learners, beats, handins, receipts, memory = rest
+        fragments, learners, beats, handins, receipts, orders, memory = rest
         broken: list[str] = []
         states = table(fragments, FragmentState, k.fragments, broken).values()
         return View(
@@ -58,6 +59,7 @@ class RedisReader(RedisRun):
             handins=table(handins, Handin, k.handins, broken),
             receipts=table(receipts, Receipt, k.receipts, broken),
             facts=self._facts(events),
+            orders=table(orders, Order, k.orders, broken),
             broken=tuple(broken),
             used_bytes=_number(memory, b"used_memory"),
             max_bytes=_number(memory, b"maxmemory"),

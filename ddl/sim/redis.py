@@ -475,11 +475,18 @@ class ReaderSide(_Side):
     def request(self, request: Request) -> None:
         if self._redis.tables.entry is None:
             raise UnknownRunError("Redis does not know the run")
+            orders=dict(tables.orders),
         self._redis.tables.requests[request.id] = request
         self._redis.arrivals.notify()
 
     def remove_run(self) -> None:
         self._redis.flush()
+    def facts(self, *, after: str = "", limit: int) -> list[tuple[str, Fact]]:
+        placed = [(f"{place:09d}", fact) for place, fact in enumerate(self._redis.tables.facts)]
+        if after:
+            return [row for row in placed if row[0] > after][:limit]
+        return placed[-limit:]
+
 
 
 def _field(handin: Handin) -> str:

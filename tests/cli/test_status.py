@@ -21,7 +21,7 @@ from ddl.protocol.records import RunSnapshot
 from ddl.protocol.wire import canonical
 from ddl.store.local import LocalStore
 from tests.cli.conftest import publish
-from tests.views import fact, run_record
+from tests.views import NOW, fact, run_record
 
 DDL = [sys.executable, "-m", "ddl_cli"]
 PATIENCE_S = 30.0
@@ -69,8 +69,10 @@ def test_watch_with_json_is_a_line_each(published: str) -> None:
 
 
 def test_watch_in_a_log_is_a_line_per_event(redis_url: str) -> None:
-    """Every event once, and where the run stands; no table, no control codes."""
-    publish(redis_url, facts=(fact(5, "x", "first thing"), fact(4, "x", "second thing")))
+    """Every new event once, and where the run stands; nothing old, no table, no control codes."""
+    to_come = NOW - time.time() - 1000  # by the clock of the server, to which NOW is long past
+    new = (fact(to_come, "x", "first thing"), fact(to_come - 1, "x", "second thing"))
+    publish(redis_url, facts=(fact(5, "x", "an old thing"), *new))
     shown = status("demo", "--redis", redis_url, "--watch", "3", "--interval", "0.1")
     lines = shown.stdout.splitlines()
     assert [line[9:] for line in lines[:2]] == ["first thing", "second thing"]

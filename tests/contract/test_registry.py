@@ -296,7 +296,7 @@ def test_every_call_of_a_lower_epoch_is_fenced(joined: Sides) -> None:
     assert not c.forget_learner(1, "ada", 1)
     after = joined.reader.view(), c.poll()
     timeless = [
-        (view._replace(now=0, latency_s=0, lease_left_s=0), poll._replace(now=0))
+        (view._replace(now=0, latency_s=0, lease_left_s=0, used_bytes=0), poll._replace(now=0))
         for view, poll in (before, after)
     ]
     assert timeless[0] == timeless[1]
@@ -687,6 +687,31 @@ def test_facts_are_shown_newest_last(joined: Sides) -> None:
     joined.learner.tell([])
     assert joined.reader.view(num_facts=3).facts == tuple(facts[2:])
     assert joined.reader.view().facts == tuple(facts)
+
+
+def test_facts_are_read_on_from_where_one_was(joined: Sides) -> None:
+    """First the newest, then those that follow, each once; nothing when there is nothing new."""
+    facts = [Fact(at=i, name="n", text=f"fact {i}", fields={"i": i}) for i in range(6)]
+    joined.coordinator.tell(facts[:4])
+    newest = joined.reader.facts(limit=3)
+    assert [fact for _, fact in newest] == facts[1:4]
+    last, _ = newest[-1]
+    assert joined.reader.facts(after=last, limit=10) == []
+    joined.coordinator.tell(facts[4:])
+    (place, fifth), *rest = joined.reader.facts(after=last, limit=1)
+    assert (fifth, rest) == (facts[4], [])
+    assert [fact for _, fact in joined.reader.facts(after=place, limit=10)] == [facts[5]]
+
+
+def test_a_view_shows_the_order_that_stands(joined: Sides) -> None:
+    """Until it is withdrawn: why nothing of a learner is merged must not depend on old events."""
+    held = joined.coordinator.take_lease(lease(), ttl_s=10, min_epoch=0).lease
+    assert held is not None
+    order = Order(kind="realign", incarnation=1, reason="3 values are not finite")
+    assert joined.coordinator.set_order(held.epoch, "ada", order)
+    assert joined.reader.view().orders == {"ada": order}
+    assert joined.coordinator.set_order(held.epoch, "ada", None)
+    assert joined.reader.view().orders == {}
 
 
 def test_a_removed_run_leaves_no_key(joined: Sides) -> None:

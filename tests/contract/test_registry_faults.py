@@ -176,7 +176,9 @@ def test_a_full_server_refuses_a_write_as_a_whole_and_reads_go_on(
             assert caught.value.retryable
         assert coordinator.renew_lease(held, ttl_s=10).held
         assert coordinator.poll()._replace(now=0) == before._replace(now=0)
-        assert reader.view().head == head(0)
+        full = reader.view()
+        assert full.head == head(0)
+        assert full.used_bytes > full.max_bytes == 3_000_000
         client.config_set("maxmemory", 0)
         assert coordinator.commit(*commit)
         assert reader.view().head == head(1)

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pytest
 
+from ddl import config
+from ddl.core.log import LogState
 from ddl.core.snapshot import snapshot, snapshot_of_log, tokens_per_s
 from ddl.protocol.records import (
     Amount,
     LastHandin,
     LearnerView,
     LedgerRow,
-    LogRecord,
+    Order,
     RunSnapshot,
     Work,
 )
@@ -48,22 +52,32 @@ def test_states_follow_from_the_last_beat() -> None:
     assert one(silent, "anna").beat_age_s == 6.0
 
 
-@pytest.mark.parametrize("state", ["stalled", "aside"])
-def test_what_only_the_coordinator_knows_comes_from_its_facts(state: str) -> None:
-    """A learner that stands still or was set aside is shown so, since when it was told so, until
-    the next fact about it."""
-    told = fact(9.0, f"learner.{state}", "...", learner="anna")
-    row = one(view(facts=(told,)), "anna")
-    assert (row.state, row.since_at) == (state, NOW - 9.0)
-    again = fact(3.0, "learner.training", "...", learner="anna")
-    row = one(view(facts=(told, again)), "anna")
-    assert (row.state, row.since_at) == ("training", NOW - 3.0)
+def test_a_learner_that_takes_no_steps_stands_still() -> None:
+    """Its own word tells, however long ago the coordinator said so; since when, too."""
+    idle = {"anna": learner("anna", idle_s=30.0)}
+    row = one(view(learners=idle), "anna")
+    assert row.state == "stalled"
+    assert row.since_at == pytest.approx(NOW - 0.2 - 30.0)
+    told = fact(9.0, "learner.stalled", "...", learner="anna")
+    assert one(view(learners=idle, facts=(told,)), "anna").since_at == NOW - 9.0
+    slow = {"anna": learner("anna", idle_s=30.0, step_s=4.0)}
+    assert one(view(learners=slow), "anna").state == "training"
+
+
+@pytest.mark.parametrize(("kind", "aside"), [("realign", "3 NaN"), ("kick", "kicked: 3 NaN")])
+def test_a_learner_under_orders_is_aside(kind: Any, aside: str) -> None:
+    """For as long as the order stands, with its reason; another incarnation is not concerned."""
+    order = Order(kind=kind, incarnation=1, reason="3 NaN")
+    row = one(view(orders={"anna": order}), "anna")
+    assert (row.state, row.aside) == ("aside", aside)
+    old = msgspec.structs.replace(order, incarnation=0)
+    assert one(view(orders={"anna": old}), "anna").state == "training"
 
 
 def test_a_stalled_learner_that_then_fell_silent_is_gone() -> None:
-    """What was told does not outlive what the beats show."""
-    told = fact(30.0, "learner.stalled", "...", learner="dora")
-    assert one(view(facts=(told,)), "dora").state == "gone"
+    """What it said of itself does not outlive its beats."""
+    idle = {"dora": learner("dora", idle_s=30.0)}
+    assert one(view(learners=idle), "dora").state == "gone"
 
 
 def test_speed_is_that_of_applied_steps() -> None:
@@ -160,38 +174,36 @@ def test_without_a_lease_there_is_no_coordinator() -> None:
     assert (coordinator.holder, coordinator.epoch, coordinator.lease_left_s) == ("", 3, None)
 
 
+def of_log(log: LogState, **changes: Any) -> RunSnapshot:
+    told: dict[str, Any] = {"facts": (), "losses": (), "redis_error": "away"} | changes
+    return snapshot_of_log(run_record(), log, **told)
+
+
 def test_the_log_alone_tells_version_progress_and_ledger() -> None:
-    """What the newest record says; learners and rounds are not known."""
+    """What it implies at its end, with the settings now in force; learners and rounds are not known."""
+    log = LogState.genesis(run_record())
     row = LedgerRow(merged=Amount(steps=10, tokens=1_000))
-    record = LogRecord(
-        ddl_version="0.1.0",
-        kind="stop",
-        lineage="abc",
-        seq=9,
-        global_version=8,
-        line=1,
-        epoch=2,
-        holder="host-b:5",
-        prev_digest="00",
-        written_at=NOW - 50,
-        ledger=(row, row),
-        progress=1_000.0,
-        state="stopped",
-    )
-    shown = snapshot_of_log(run_record(), record, redis_error="away")
+    log.ledger, log.progress, log.committed_at = [row, row], 1_000.0, NOW - 50
+    log.state, log.why, log.global_version, log.line = "stopped", "enough (anna)", 8, 1
+    log.settings = config.amend(log.settings, {"stop.tokens": 12_000_000})
+    shown = of_log(log, losses=((7, 2.5), (8, 2.25)))
     assert shown.taken_at == NOW - 50
-    assert (shown.run.state, shown.run.global_version, shown.run.line) == ("stopped", 8, 1)
-    assert shown.run.progress == 1_000.0
+    assert (shown.run.state, shown.run.why) == ("stopped", "enough (anna)")
+    assert (shown.run.global_version, shown.run.line, shown.run.progress) == (8, 1, 1_000.0)
+    assert shown.run.stop_tokens == 12_000_000
     assert shown.ledger.merged == shown.ledger.handed_in == 1_000.0
-    assert shown.coordinator.holder == "host-b:5"
+    assert shown.loss == 2.25
+    assert not shown.coordinator.known
     assert (shown.services["redis"].ok, shown.services["redis"].error) == (False, "away")
+    assert [trouble.name for trouble in shown.troubles] == ["redis.silent"]
 
 
 def test_a_log_without_records_is_at_version_zero() -> None:
-    """A run whose coordinator has only created it."""
-    shown = snapshot_of_log(run_record(), None, redis_error="away")
+    """A run whose coordinator has only created it; that no Redis was named is no trouble."""
+    shown = of_log(LogState.genesis(run_record()), redis_error="")
     assert (shown.run.state, shown.run.global_version) == ("running", 0)
     assert shown.taken_at == NOW - 100
+    assert shown.troubles == ()
 
 
 def test_a_snapshot_survives_json() -> None:

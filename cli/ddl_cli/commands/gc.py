@@ -55,7 +55,8 @@ def text(swept: Swept) -> str:
 def _held(place: Place) -> frozenset[tuple[int, int]]:
     """What living learners hold, as Redis shows it; nothing if no Redis is named, or none answers
     that is not needed to find the store."""
-    from ddl.core.snapshot import PRESENT, snapshot
+    from ddl.core.membership import PRESENT
+    from ddl.core.snapshot import snapshot
 
     if place.redis_url is None:
         return frozenset()

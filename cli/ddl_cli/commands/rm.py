@@ -111,7 +111,8 @@ def _is_of(view: View, remains: Remains, store: Store | None) -> bool:
 
 def _check_at_rest(run: str, view: View | None) -> None:
     """Raises: RefusedError that names who is alive, or that nobody can tell."""
-    from ddl.core.snapshot import PRESENT, snapshot
+    from ddl.core.membership import PRESENT
+    from ddl.core.snapshot import snapshot
 
     if view is None:
         raise RefusedError(

@@ -31,12 +31,12 @@ def status(
         float, typer.Option(metavar="S", min=0.1, help="Seconds between two looks.")
     ] = 1.0,
 ) -> None:
-    """Show a run: its learners, open rounds, version, loss and newest events.
+    """Show a run: what is wrong with it, its learners, open rounds, loss and newest events.
 
-    On a terminal this is a live view, until the run ends or Ctrl-C.
+    On a terminal this is a live view, until the run ends, q or Ctrl-C; ? tells the other keys.
 
     If Redis does not answer, or does not know the run, and a store is named,
-    the newest record in the store is shown instead.
+    what the log in the store tells is shown instead.
     """
     if once and watch is not None:
         raise typer.BadParameter("--once and --watch exclude each other")
@@ -44,29 +44,41 @@ def status(
 
     from ddl_cli import display
     from ddl_cli.reading import Reader, first_look, reading
+    from ddl_cli.view.paper import is_screen
 
     place = resolve(run, redis=redis, store=store)
-    read = reading(place)
-    snapshot, code = first_look(place, read)
+    source = reading(place)
+    snapshot, code = first_look(place, source.read)
     console = Console(highlight=False)
-    on_screen = display.is_screen(console) and not as_json
+    on_screen = is_screen(console) and not as_json
     follow = (watch is not None or (on_screen and not once)) and snapshot.services["redis"].ok
+    reader = Reader(source.read, snapshot)
+    looks = watch or None
+    if follow and on_screen:
+        from ddl_cli.view.screen import live
+
+        live(
+            console,
+            snapshot,
+            reader.next,
+            facts=source.backlog(),
+            interval_s=interval,
+            looks=looks,
+            is_over=display.is_over,
+        )
+        raise typer.Exit(code)
     shown: display.Display
     if as_json:
         shown = display.JsonLines()
-    elif not follow:
-        shown = display.Table(console)
-    elif on_screen:
-        shown = display.Screen(console)
+    elif follow:
+        shown = display.Lines(typer.echo, since_at=snapshot.taken_at)
     else:
-        shown = display.Lines(typer.echo)
-    reader = Reader(read, snapshot)
-    with shown.running():
-        shown.show(snapshot)
-        looks = 1
-        while follow and looks != watch and not display.is_over(snapshot):
-            time.sleep(interval)
-            snapshot, notice = reader.next()
-            shown.show(snapshot, notice)
-            looks += 1
+        shown = display.Table(console)
+    shown.show(snapshot)
+    seen = 1
+    while follow and seen != looks and not display.is_over(snapshot):
+        time.sleep(interval)
+        snapshot, notice = reader.next()
+        shown.show(snapshot, notice)
+        seen += 1
     raise typer.Exit(code)

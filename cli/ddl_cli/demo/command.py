@@ -22,6 +22,7 @@ from ddl_cli.demo.bucket import storage
 from ddl_cli.demo.cast import RUN, Options, data
 from ddl_cli.demo.report import Losses, judge, text
 from ddl_cli.demo.stage import play
+from ddl_cli.view.paper import is_screen
 
 TERMINATED: Final = 128 + signal.SIGTERM
 """Exit code after SIGTERM, as a shell gives it."""
@@ -46,7 +47,7 @@ def new_folder(asked: Path | None) -> Path:
 def run_demo(options: Options, *, loss_below: float, as_json: bool) -> bool:
     """Play, measure, report; whether all is as it must be. Raises: DdlError."""
     console = Console(stderr=True, highlight=False)
-    screen = display.is_screen(console)
+    screen = is_screen(console)
     shown = display.Screen(console) if screen else display.Lines(_say)
     _say(f"demo in {options.folder}: real processes, a real Redis server, real text")
     _say(f"starting Redis and the coordinator; their logs are in {options.folder / 'logs'}")

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from contextlib import closing
 from typing import Final, NamedTuple
 
-from ddl.core.snapshot import PRESENT, snapshot
+from ddl.core.membership import PRESENT
+from ddl.core.snapshot import snapshot
 from ddl.embedded import EmbeddedRedis
 from ddl.errors import DdlError
 from ddl.protocol.records import Fact, RunSnapshot
@@ -18,7 +19,7 @@ from ddl_cli.demo.cast import RUN, Cast, Options
 from ddl_cli.demo.processes import Child
 from ddl_cli.display import Display
 from ddl_cli.reading import EVENTS_READ, Reader
-from ddl_cli.render import done_ratio
+from ddl_cli.view.head import done_ratio
 
 KILL_AT: Final = 0.40
 """Share of the run after which one learner is killed."""

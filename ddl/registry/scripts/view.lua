@@ -1,10 +1,11 @@
 -- Reads all that a display shows.
 -- KEYS[1] run  KEYS[2] lease  KEYS[3] head  KEYS[4] rounds  KEYS[5] events  KEYS[6] standbys
 -- KEYS[7] fragments  KEYS[8] learners  KEYS[9] beats  KEYS[10] handins  KEYS[11] receipts
+-- KEYS[12] orders
 -- ARGV[1] number of facts wanted
 -- Returns {now, RunEntry, Lease, its ms left, Head, OpenRounds, {{id, {'fact', Fact}}, newest
--- first}, {standby, ...}, fragments, learners, beats, handins, receipts}; '' for what is not there, each hash as a
--- flat list.
+-- first}, {standby, ...}, fragments, learners, beats, handins, receipts, orders, INFO memory}; ''
+-- for what is not there, each hash as a flat list.
 local reply = {
   server_now(),
   redis.call('HGET', KEYS[1], 'entry') or '',
@@ -15,7 +16,9 @@ local reply = {
   redis.call('XREVRANGE', KEYS[5], '+', '-', 'COUNT', ARGV[1]),
   redis.call('ZRANGEBYSCORE', KEYS[6], '(' .. server_now(), '+inf'),
 }
-for key = 7, 11 do
+for key = 7, 12 do
   reply[#reply + 1] = redis.call('HGETALL', KEYS[key])
 end
+local memory = redis.pcall('INFO', 'memory')  -- not everybody may ask
+reply[#reply + 1] = type(memory) == 'string' and memory or ''
 return reply

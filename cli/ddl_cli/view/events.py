@@ -1,0 +1,93 @@
+"""What happened, newest last; versions that followed each other share a line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final
+
+from rich.text import Text
+
+from ddl.protocol.records import Fact
+from ddl_cli.units import short_time
+from ddl_cli.view.text import Canvas, cropped, sentence
+
+PUBLISHED: Final = "version.published"
+
+_STYLES: Final = {
+    "red": (
+        "learner.gone",
+        "contribution.refused",
+        "contribution.lost",
+        "run.held",
+        "round.failed",
+        "learner.aside",
+    ),
+    "yellow": (
+        "learner.suspect",
+        "learner.stalled",
+        "contribution.expired",
+        "round.extended",
+        "run.paused",
+        "run.rolled_back",
+        "clock.jumped",
+    ),
+    "green": ("learner.joined", "run.resumed"),
+    "dim": (PUBLISHED,),
+}
+_STYLE_OF: Final = {name: style for style, names in _STYLES.items() for name in names}
+
+
+def lines(
+    facts: Sequence[Fact], canvas: Canvas, now: float, *, room: int | None = None, top: int = 0
+) -> list[Text]:
+    """The newest events in at most `room` lines; `top` of the newest lines are scrolled away."""
+    told = [line for group in grouped(facts) for line in _words(group, canvas, now)]
+    end = len(told) - min(top, max(0, len(told) - (room or 0)))
+    return told[:end] if room is None else told[max(0, end - room) : end]
+
+
+def grouped(facts: Iterable[Fact]) -> Iterator[list[Fact]]:
+    """Each event for itself, but published versions with those that followed at once."""
+    group: list[Fact] = []
+    for fact in facts:
+        if group and not (_is_version(fact) and _is_version(group[-1])):
+            yield group
+            group = []
+        group.append(fact)
+    if group:
+        yield group
+
+
+def _is_version(fact: Fact) -> bool:
+    return fact.name == PUBLISHED and "version" in fact.fields
+
+
+def matching(facts: Iterable[Fact], pattern: str) -> list[Fact]:
+    """Events whose name, text or learner `pattern` is a part of."""
+    return [
+        fact
+        for fact in facts
+        if pattern in fact.name or pattern in fact.text or pattern == fact.fields.get("learner")
+    ]
+
+
+def _words(group: Sequence[Fact], canvas: Canvas, now: float) -> list[Text]:
+    newest = group[-1]
+    mark = f"{short_time(now - newest.at):>7} ago  "
+    text = newest.text if len(group) == 1 else _versions(group)
+    style = _STYLE_OF.get(newest.name, "")
+    if newest.name == PUBLISHED:  # there are many of them, and nobody must read one
+        return [cropped(Text(mark + text, style), canvas)]
+    return sentence(text, canvas, mark=mark, style=style)
+
+
+def _versions(group: Sequence[Fact]) -> str:
+    first, last = group[0], group[-1]
+    learners = sorted({name for fact in group for name in fact.fields.get("learners", ())})
+    names = ", ".join(learners[:4]) + (
+        f" and {len(learners) - 4} more" if len(learners) > 4 else ""
+    )
+    loss = last.fields.get("loss")
+    return f"versions {first.fields['version']} to {last.fields['version']} from {names}" + (
+        f", loss {loss:.3f}" if loss is not None else ""
+    )

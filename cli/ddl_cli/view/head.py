@@ -1,0 +1,247 @@
+"""The first lines of every page: how the run as a whole is doing, and what is wrong with it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final
+
+from rich.text import Text
+
+from ddl.core.snapshot import tokens_per_s
+from ddl.protocol.records import RunSnapshot, Trouble
+from ddl_cli.units import short_number, short_time
+from ddl_cli.view.curve import curve
+from ddl_cli.view.text import Canvas, cropped, flow, optional, sentence
+from ddl_cli.view.trail import Rates
+
+CURVE_WIDTH: Final = 24
+"""Columns of the loss curve."""
+
+ALIKE: Final = 3
+"""So many troubles of one kind are told one by one; more of them together."""
+
+_STATE_STYLES: Final = {"running": "bold green", "stopped": "bold"}
+
+
+def head(shown: RunSnapshot, canvas: Canvas, rates: Rates) -> list[Text]:
+    """How the run as a whole is doing."""
+    return flow(_phrases(shown, canvas, rates), canvas)
+
+
+def done_ratio(shown: RunSnapshot) -> float | None:
+    """Share of the run's stop budget that is used up, None without one."""
+    run = shown.run
+    shares = []
+    if run.stop_tokens:
+        shares.append(run.progress / run.stop_tokens)
+    if run.stop_commits:
+        shares.append(run.global_version / run.stop_commits)
+    return min(1.0, max(shares)) if shares else None
+
+
+def token_rate(shown: RunSnapshot) -> float:
+    """Tokens per second of all learners that train."""
+    return sum(tokens_per_s(one) or 0.0 for one in shown.learners)
+
+
+def summary(shown: RunSnapshot) -> str:
+    """Where the run stands, in one line, for logs."""
+    run = shown.run
+    training = [one for one in shown.learners if one.state == "training"]
+    parts = [f"version {run.global_version}"]
+    done = done_ratio(shown)
+    if done is not None:
+        parts[0] += f" ({done:.0%})"
+    if shown.loss is not None:
+        parts.append(f"loss {shown.loss:.3f}")
+    parts.append(f"{len(training)} of {len(shown.learners)} learners training")
+    rate = token_rate(shown)
+    if rate:
+        parts.append(f"{short_number(rate)} tokens/s")
+    if run.eta_s is not None:
+        parts.append(f"{short_time(run.eta_s)} left")
+    return ", ".join(parts)
+
+
+# ---- phrases ------------------------------------------------------------------------------------
+
+
+def _phrases(shown: RunSnapshot, canvas: Canvas, rates: Rates) -> Iterator[Text]:
+    yield _standing(shown)
+    yield _loss(shown, canvas)
+    yield _tokens(shown)
+    yield from _services(shown)
+    yield from _traffic(shown, rates)
+    yield from _ledger(shown)
+    yield from _outer(shown)
+
+
+def _standing(shown: RunSnapshot) -> Text:
+    run = shown.run
+    text = Text.assemble(
+        (run.name, "bold"), "  ", (run.state, _STATE_STYLES.get(run.state, "bold red"))
+    )
+    text.append(f"  version {run.global_version}")
+    if run.line:
+        text.append(f" on line {run.line}")
+    done = done_ratio(shown)
+    if done is not None:
+        budget = f"{run.stop_commits} commits" if run.stop_commits else ""
+        if run.stop_tokens:
+            budget = f"{short_number(run.stop_tokens)} tokens" + (f" or {budget}" if budget else "")
+        text.append(f"  {done:.0%} of {budget}")
+    if run.eta_s is not None:
+        text.append(f"  {short_time(run.eta_s)} left")
+    return text
+
+
+def _loss(shown: RunSnapshot, canvas: Canvas) -> Text:
+    text = Text(f"loss {optional(shown.loss, '.3f')}", "bold")
+    if len(shown.losses) > 1:
+        values = [loss for _, loss in shown.losses]
+        first = shown.losses[0][0]
+        text.append(f" {curve(values, CURVE_WIDTH, ascii_only=canvas.ascii)}", "cyan")
+        text.append(f" since v{first}: {values[0]:.3f}", "dim")
+    return text
+
+
+def _tokens(shown: RunSnapshot) -> Text:
+    text = Text(f"{short_number(shown.run.progress)} tokens merged")
+    rate = token_rate(shown)
+    if rate:
+        text.append(f", {short_number(rate)}/s")
+    if shown.run.goodput_ratio is not None:
+        text.append(f", goodput {shown.run.goodput_ratio:.0%}")
+    return text
+
+
+def _services(shown: RunSnapshot) -> Iterator[Text]:
+    coordinator = shown.coordinator
+    if not coordinator.known:
+        newest = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(shown.taken_at))
+        yield Text(
+            f"from the log in the store alone, whose newest record is of {newest} UTC", "cyan"
+        )
+        if not shown.services["redis"].asked:
+            yield Text("no Redis is named (--redis), so who is there now is not known", "dim")
+        return
+    if coordinator.lease_left_s is not None:
+        text = Text(f"coordinator {coordinator.holder} (epoch {coordinator.epoch})")
+        if coordinator.standbys:
+            text.append(f", standby {', '.join(coordinator.standbys)}", "dim")
+        yield text
+    elif shown.run.state != "stopped":
+        yield Text("no coordinator", "bold red")
+    redis, store = shown.services["redis"], shown.services["store"]
+    text = Text("Redis ")
+    if redis.latency_s is not None:
+        text.append(f"{1e3 * redis.latency_s:.1f} ms", "" if redis.ok else "red")
+    text.append(", store ")
+    text.append("ok" if store.ok else "ails", "green" if store.ok else "red")
+    yield text
+
+
+def _traffic(shown: RunSnapshot, rates: Rates) -> Iterator[Text]:
+    up = sum(one.up_bytes for one in shown.learners)
+    down = sum(one.down_bytes for one in shown.learners)
+    if up or down:
+        yield Text(
+            f"up {short_number(up)}B{_speed(rates.up)}, down {short_number(down)}B{_speed(rates.down)}"
+        )
+
+
+def _speed(rate: float | None) -> str:
+    return "" if rate is None else f" at {short_number(rate)}B/s"
+
+
+def _ledger(shown: RunSnapshot) -> Iterator[Text]:
+    """Of the tokens handed in: what became of them. Fates that did not happen are left out."""
+    ledger = shown.ledger
+    if not ledger.handed_in:
+        return
+    text = Text("handed in: ")
+    fates = ("merged", "outstanding", "refused", "expired", "lost", "rolled_back")
+    parts = [
+        (f"{fate.replace('_', ' ')} {_percent(getattr(ledger, fate) / ledger.handed_in)}", fate)
+        for fate in fates
+        if getattr(ledger, fate)
+    ]
+    for index, (part, fate) in enumerate(parts):
+        text.append(", " if index else "")
+        text.append(part, "yellow" if fate in fates[2:] else "")
+    if ledger.discarded:
+        text.append(f"; discarded {short_number(ledger.discarded)}", "yellow")
+    yield text
+
+
+def _percent(ratio: float) -> str:
+    return f"{ratio:.1%}" if 0.0005 <= ratio < 0.9995 else f"{ratio:.0%}"
+
+
+def _outer(shown: RunSnapshot) -> Iterator[Text]:
+    health = shown.health
+    parts = []
+    if health.step_norm is not None:
+        parts.append(f"step {health.step_norm:.3g}")
+    if health.cos_peers is not None:
+        parts.append(f"agreement {health.cos_peers:.2f}")
+    if health.cos_prev is not None:
+        parts.append(f"with momentum {health.cos_prev:+.2f}")
+    if parts:
+        yield Text(f"outer {', '.join(parts)}")
+
+
+# ---- troubles -----------------------------------------------------------------------------------
+
+
+def troubles(
+    shown: RunSnapshot, canvas: Canvas, *, notice: str = "", room: int | None = None
+) -> list[Text]:
+    """Everything that is wrong now, a sentence each, within `room` lines.
+
+    `notice`: something about this view itself, such as that Redis does not answer; it comes first.
+    """
+    lines = sentence(notice, canvas, mark="!! ", style="bold yellow") if notice else []
+    told = list(_together(shown.troubles))
+    for index, trouble in enumerate(told):
+        mark, style = ("!! ", "bold red") if trouble.alarm else ("!  ", "yellow")
+        more = sentence(_words(trouble, shown.taken_at), canvas, mark=mark, style=style)
+        is_last = index == len(told) - 1
+        if room is not None and lines and len(lines) + len(more) > room - (not is_last):
+            rest = f"!  and {len(told) - index} more (4 shows all)"
+            return [*lines, cropped(Text(rest, "yellow"), canvas)]
+        lines += more
+    return lines
+
+
+def _words(trouble: Trouble, now: float) -> str:
+    lasts = ""
+    if trouble.since_at is not None:
+        lasts = f" ({short_time(now - trouble.since_at)})"
+    cure = f". {trouble.cure[0].upper()}{trouble.cure[1:]}" if trouble.cure else ""
+    return f"{trouble.what}{lasts}{cure}"
+
+
+def _together(found: Iterable[Trouble]) -> Iterator[Trouble]:
+    """Many of one kind as one, called by the first of them."""
+    kinds: dict[str, list[Trouble]] = {}
+    for trouble in found:
+        kinds.setdefault(trouble.name, []).append(trouble)
+    for alike in kinds.values():
+        yield from alike if len(alike) <= ALIKE else [_as_one(alike)]
+
+
+def _as_one(alike: Sequence[Trouble]) -> Trouble:
+    first = alike[0]
+    names = [name for trouble in alike[1:] for name in trouble.learners]
+    others = ", ".join(names[:ALIKE]) + (
+        f" and {len(names) - ALIKE} more" if len(names) > ALIKE else ""
+    )
+    return Trouble(
+        name=first.name,
+        alarm=any(trouble.alarm for trouble in alike),
+        what=f"{first.what}; the same with {others}",
+        cure=first.cure,
+        since_at=min((t.since_at for t in alike if t.since_at is not None), default=None),
+    )

@@ -1,0 +1,71 @@
+"""What a series of looks tells and one alone does not: rates, and events further back."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from typing import Final, NamedTuple
+
+import msgspec
+
+from ddl.core.snapshot import losses
+from ddl.protocol.records import Fact, RunSnapshot
+from ddl_cli.reading import EVENTS_KEPT
+
+OVER_S: Final = 10.0
+"""Rates are those over so many seconds."""
+
+
+class Rates(NamedTuple):
+    """Bytes per second between all learners and the store; None while only one look was had."""
+
+    up: float | None = None
+    down: float | None = None
+
+
+class Trail:
+    """Takes snapshots in, one after the other.
+
+    Args:
+        facts: what is known to have happened before the first, oldest first.
+    """
+
+    def __init__(self, facts: Iterable[Fact] = ()) -> None:
+        self.rates = Rates()
+        self._facts: deque[Fact] = deque(facts, maxlen=EVENTS_KEPT)
+        self._known = {_name(fact) for fact in self._facts}
+        self._moved: dict[tuple[str, int], tuple[int, int]] = {}
+        self._sums: deque[tuple[float, int, int]] = deque()
+
+    def add(self, shown: RunSnapshot) -> RunSnapshot:
+        """The snapshot with all events that are known by now, and their losses."""
+        for fact in shown.events:
+            if _name(fact) not in self._known:
+                self._facts.append(fact)
+        self._known = {_name(fact) for fact in self._facts}
+        self._measure(shown)
+        facts = tuple(self._facts)
+        return msgspec.structs.replace(shown, events=facts, losses=losses(facts) or shown.losses)
+
+    def _measure(self, shown: RunSnapshot) -> None:
+        up, down = self._sums[-1][1:] if self._sums else (0, 0)
+        moved = {}
+        for one in shown.learners:
+            life = (one.id, one.incarnation)
+            before = self._moved.get(life)
+            moved[life] = (one.up_bytes, one.down_bytes)
+            if before is not None:
+                up += max(0, one.up_bytes - before[0])
+                down += max(0, one.down_bytes - before[1])
+        self._moved = moved
+        self._sums.append((shown.taken_at, up, down))
+        while len(self._sums) > 2 and self._sums[1][0] <= shown.taken_at - OVER_S:
+            self._sums.popleft()
+        began_at, up_before, down_before = self._sums[0]
+        if shown.taken_at > began_at:
+            seconds = shown.taken_at - began_at
+            self.rates = Rates((up - up_before) / seconds, (down - down_before) / seconds)
+
+
+def _name(fact: Fact) -> tuple[float, str]:
+    return (fact.at, fact.text)

@@ -1,0 +1,293 @@
+"""What is wrong with a run now: each standing trouble as one sentence, with since when and a cure.
+
+Pure, from a snapshot alone. A trouble is shown for as long as its cause lasts, however much happens
+meanwhile; what has passed is an event. Those that stop the run come first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Final
+
+from ddl.core.membership import PRESENT
+from ddl.protocol.records import LearnerView, RunSnapshot, Trouble
+
+FEW_RATIO: Final = 0.5
+"""Merges of fewer than this share of the live learners are few."""
+
+FEW_ROUNDS: Final = 4
+"""So many of them in a row are worth a word."""
+
+STARVED_S: Final = 60.0
+"""An upload that would take longer than this, at the speed it has had so far, starves."""
+
+HOT_COSINE: Final = -0.3
+"""Outer gradients that point this much against the momentum are taking back what it did."""
+
+JUMP_SHOWN_S: Final = 300.0
+"""How long a jump of the clock of Redis stays in sight."""
+
+NAMES_SHOWN: Final = 3
+
+
+def standing(shown: RunSnapshot) -> tuple[Trouble, ...]:
+    """The troubles of a run at this instant, the worst first."""
+    found = [trouble for look in _LOOKS for trouble in look(shown)]
+    return tuple(sorted(found, key=lambda trouble: not trouble.alarm))
+
+
+# ---- the run as a whole -----------------------------------------------------------------------
+
+
+def _state(shown: RunSnapshot) -> Iterator[Trouble]:
+    run = shown.run
+    why = f": {run.why}" if run.why else ""
+    if run.state == "held":
+        yield Trouble(
+            name="run.held",
+            alarm=True,
+            what=f"the run is held, nothing is merged{why}",
+            cure=f"`ddl resume {run.name}` goes on with it, `ddl rollback {run.name} --to N` "
+            "goes back to a good version",
+            since_at=run.state_at,
+        )
+    if run.state == "paused":
+        yield Trouble(
+            name="run.paused",
+            alarm=True,
+            what=f"the run is paused, its learners stand still{why}",
+            cure=f"`ddl resume {run.name}`",
+            since_at=run.state_at,
+        )
+
+
+def _coordinator(shown: RunSnapshot) -> Iterator[Trouble]:
+    coordinator, run = shown.coordinator, shown.run
+    if run.state == "stopped" or not coordinator.known or coordinator.lease_left_s is not None:
+        return
+    told = [fact.at for fact in shown.events[-1:]]
+    waiting = (
+        f"{_names(coordinator.standbys)} will take over"
+        if coordinator.standbys
+        else "start one: `ddl coordinator start run.toml`"
+    )
+    yield Trouble(
+        name="coordinator.gone",
+        alarm=True,
+        what="no coordinator is alive, so nothing is merged; learners train on meanwhile",
+        cure=waiting,
+        since_at=max([run.committed_at, *told]),
+    )
+
+
+def _redis(shown: RunSnapshot) -> Iterator[Trouble]:
+    redis = shown.services["redis"]
+    if not redis.asked or not redis.error:
+        return
+    if redis.latency_s is None:
+        yield Trouble(
+            name="redis.silent",
+            alarm=True,
+            what=f"Redis does not tell of this run: {redis.error}; this is what the store says",
+            cure="who trains and whether anybody coordinates cannot be known from here",
+        )
+    elif not redis.ok:
+        yield Trouble(
+            name="redis.full",
+            alarm=True,
+            what=f"Redis refuses writes: {redis.error}; learners seem gone, since they cannot beat",
+            cure="raise its maxmemory, or remove other keys from it",
+        )
+    else:
+        yield Trouble(name="redis.unreadable", alarm=False, what=f"in Redis: {redis.error}")
+
+
+def _rounds(shown: RunSnapshot) -> Iterator[Trouble]:
+    """Rounds that cannot close, in one sentence: they mostly wait for the same."""
+    if shown.run.state != "running" or shown.coordinator.lease_left_s is None or not shown.rounds:
+        return
+    run = shown.run
+    able = [one for one in shown.learners if one.state == "training" and not one.store_down_s]
+    below = [r for r in shown.rounds if len(r.arrived) < r.quorum]
+    if below and len(able) < run.quorum:
+        apart = _apart(shown.learners, able)
+        yield Trouble(
+            name="rounds.below_quorum",
+            alarm=True,
+            what=f"no round can close: each needs {run.quorum} contributions, and {len(able)} "
+            f"learner{'' if len(able) == 1 else 's'} can hand in{apart}",
+            cure=f"start more learners, or `ddl set {run.name} round.quorum={max(1, len(able))}`",
+            since_at=run.committed_at,
+        )
+    failing = {
+        round_.reason: round_
+        for round_ in shown.rounds
+        if round_.reason and not round_.reason.startswith(_ORDINARY_REASONS)
+    }
+    for reason, round_ in failing.items():
+        yield Trouble(
+            name="rounds.failing",
+            alarm=True,
+            what=f"the round of fragment {round_.fragment} cannot be merged: {reason}",
+            cure="it is tried again by itself; the coordinator's log tells more",
+            since_at=round_.opened_at,
+        )
+
+
+_ORDINARY_REASONS: Final = ("needs ", "quorum of ", "deadline", "all ")
+"""How the reasons of `rounds.close_decision` begin; any other one is a failure's."""
+
+
+def _apart(learners: Iterable[LearnerView], able: Sequence[LearnerView]) -> str:
+    """Where the others are, by state: `; 1 joining, 2 cannot reach the store`."""
+    counts: dict[str, int] = {}
+    for one in learners:
+        if one in able or one.state == "left":
+            continue
+        is_cut = one.state == "training" and one.store_down_s
+        words = "without the store" if is_cut else one.state
+        counts[words] = counts.get(words, 0) + 1
+    told = ", ".join(f"{count} {words}" for words, count in counts.items())
+    return f" ({told})" if told else ""
+
+
+# ---- learners ---------------------------------------------------------------------------------
+
+
+def _store(shown: RunSnapshot) -> Iterator[Trouble]:
+    cut = [one for one in shown.learners if one.store_down_s > 0 and one.state in PRESENT]
+    if not cut:
+        return
+    causes = "; ".join(dict.fromkeys(one.error for one in cut if one.error))
+    present = [one for one in shown.learners if one.state in PRESENT]
+    yield Trouble(
+        name="store.refuses",
+        alarm=len(cut) == len(present),
+        what=f"{_names([one.id for one in cut])} cannot use the store"
+        + (f": {causes}" if causes else ""),
+        cure="they train on and hand in when it works again; `ddl doctor` tells what is wrong",
+        since_at=shown.taken_at - max(one.store_down_s for one in cut),
+        learners=tuple(one.id for one in cut),
+    )
+
+
+def _learners(shown: RunSnapshot) -> Iterator[Trouble]:
+    for one in shown.learners:
+        yield from _learner(one)
+
+
+def _learner(one: LearnerView) -> Iterator[Trouble]:
+    def trouble(name: str, what: str, cure: str, since_at: float | None) -> Trouble:
+        return Trouble(
+            name=name, alarm=False, what=what, cure=cure, since_at=since_at, learners=(one.id,)
+        )
+
+    error = f": {one.error}" if one.error else ""
+    if one.state == "left" and one.error:
+        what, cure = f"{one.id} ended with an error{error}", "mend it and start it again"
+        yield trouble("learner.failed", what, cure, one.since_at)
+    elif one.state == "gone":
+        what = f"{one.id} on {one.host} is gone without a word{error}"
+        cure = "start it again under the same id, and it takes up what it had spooled"
+        yield trouble("learner.gone", what, cure, one.since_at)
+    elif one.state == "stalled":
+        what = f"{one.id} beats but takes no step, so no round waits for it{error}"
+        cure = "look at its log: a step that hangs, or data that does not come"
+        yield trouble("learner.stalled", what, cure, one.since_at)
+    elif one.state == "aside":
+        what = f"{one.id} is put aside, nothing of it is merged: {one.aside}"
+        cure = "it takes the run's weights anew by itself; if this comes back, mend its training"
+        if one.aside.startswith("kicked"):
+            cure = "`ddl learner allow` lets it in again"
+        yield trouble("learner.aside", what, cure, one.since_at)
+    elif one.last is not None and one.last.fate in _FATE_CURES:
+        what = f"the last hand-in of {one.id} was {one.last.fate}: {one.last.reason}"
+        yield trouble(f"handin.{one.last.fate}", what, _FATE_CURES[one.last.fate], one.last.at)
+    elif one.error and not one.store_down_s and one.state in PRESENT:
+        what = f"{one.id}: {one.error}"
+        yield trouble("learner.trouble", what, "it tries again by itself", None)
+
+
+_FATE_CURES: Final = {
+    "refused": "look at that machine: its loss, its data, its precision",
+    "lost": "its upload was damaged or is missing; the next one may be merged",
+    "expired": "it is too slow for this run: a larger round.staleness_max or round.deadline_s",
+}
+
+
+def _uploads(shown: RunSnapshot) -> Iterator[Trouble]:
+    starved = []
+    for one in shown.learners:
+        upload = one.upload
+        if upload is None or one.store_down_s or not upload.bytes_per_s:
+            continue
+        if upload.bytes / upload.bytes_per_s > STARVED_S:
+            starved.append(one.id)
+    if starved:
+        yield Trouble(
+            name="uploads.starve",
+            alarm=False,
+            what=f"uploads of {_names(starved)} take longer than {STARVED_S:.0f} s each",
+            cure='a smaller codec.up ("int4"), more fragments, or a larger round.every_steps',
+            learners=tuple(starved),
+        )
+
+
+# ---- rounds that close, but badly -----------------------------------------------------------------
+
+
+def _participation(shown: RunSnapshot) -> Iterator[Trouble]:
+    live = sum(one.state == "training" for one in shown.learners)
+    merges = [fact for fact in shown.events if fact.name == "version.published"][-FEW_ROUNDS:]
+    numbers = [len(fact.fields.get("learners", ())) for fact in merges]
+    if len(numbers) == FEW_ROUNDS and max(numbers) < FEW_RATIO * live:
+        yield Trouble(
+            name="rounds.few",
+            alarm=False,
+            what=f"the last {FEW_ROUNDS} rounds closed with at most {max(numbers)} of {live} learners",
+            cure="give slower ones time: a larger round.quorum, round.grace_ratio or round.deadline_s",
+            since_at=merges[0].at,
+        )
+
+
+def _heat(shown: RunSnapshot) -> Iterator[Trouble]:
+    cosine = shown.health.cos_prev
+    if cosine is not None and cosine < HOT_COSINE:
+        yield Trouble(
+            name="outer.hot",
+            alarm=False,
+            what=f"outer steps run too hot: the newest one points against those before "
+            f"(cosine {cosine:.2f})",
+            cure=f"`ddl set {shown.run.name} outer.lr=...`, lower",
+        )
+
+
+def _clock(shown: RunSnapshot) -> Iterator[Trouble]:
+    jumps = [fact for fact in shown.events if fact.name == "clock.jumped"]
+    if jumps and shown.taken_at - jumps[-1].at < JUMP_SHOWN_S:
+        yield Trouble(
+            name="clock.jumped",
+            alarm=False,
+            what=jumps[-1].text,
+            cure="see to the time service of the machine of Redis",
+            since_at=jumps[-1].at,
+        )
+
+
+def _names(names: Sequence[str]) -> str:
+    more = len(names) - NAMES_SHOWN
+    return ", ".join(names[:NAMES_SHOWN]) + (f" and {more} more" if more > 0 else "")
+
+
+_LOOKS: Final[tuple[Callable[[RunSnapshot], Iterator[Trouble]], ...]] = (
+    _state,
+    _coordinator,
+    _redis,
+    _store,
+    _rounds,
+    _learners,
+    _uploads,
+    _participation,
+    _heat,
+    _clock,
+)
