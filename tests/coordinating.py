@@ -21,7 +21,7 @@ from ddl.codec.digest import sha256
 from ddl.config import Loaded
 from ddl.coordinator.service import Outcome, Service
 from ddl.coordinator.start import Coordinator, StartOptions
-from ddl.journal import Journal
+from ddl.journal import Journal, Troubles
 from ddl.protocol.keys import ObjectKeys
 from ddl.protocol.records import (
     NO_PAYLOAD,
@@ -130,7 +130,8 @@ class Running:
             start,
             registry=self._registry,
             store=store or LocalStore(path),
-            journal=Journal(self.log),
+            journal=(journal := Journal(self.log)),
+            troubles=Troubles(journal, SystemClock()),
             clock=SystemClock(),
         )
         self._thread = threading.Thread(target=self._run)

@@ -34,9 +34,10 @@ from ddl.coordinator.watcher import News, Polled, Unreachable, Watcher
 from ddl.core import events as e
 from ddl.core.machine import Machine
 from ddl.core.retire import Horizon
-from ddl.errors import LeaseLostError, StoreError, StoreUnavailableError
-from ddl.journal import Journal
-from ddl.protocol.records import Fact, Handin, LogRecord, Request, RunRecord
+from ddl.errors import DdlError, LeaseLostError, StoreError, StoreUnavailableError
+from ddl.journal import Journal, Troubles
+from ddl.names import counted
+from ddl.protocol.records import FATES, Fact, Handin, LogRecord, Request, RunRecord
 from ddl.protocol.wire import canonical
 from ddl.registry.base import CoordinatorRegistry
 from ddl.store.base import Store
@@ -46,6 +47,12 @@ FETCHERS: Final = 4
 
 FLUSH_S: Final = 0.5
 """Longest time for which a full inbox keeps what happened from being shown."""
+
+IDLE_S: Final = 30.0
+"""A run in which nothing was committed for so long, and so long again, is worth a line."""
+
+STORE: Final = "store requests"
+"""The subject of the coordinator's `Troubles`."""
 
 RETRY_S_MAX: Final = 10.0
 """Longest wait before a failed store call is tried again."""
@@ -81,6 +88,7 @@ class Service:
         keeper: LeaseKeeper,
         inbox: queue.SimpleQueue[Message],
         journal: Journal,
+        troubles: Troubles,
         clock: Clock,
         server_clock: ServerClock,
         changes: dict[str, Scalar],
@@ -93,6 +101,7 @@ class Service:
         self._keeper = keeper
         self._inbox = inbox
         self._journal = journal
+        self._troubles = troubles
         self._clock = clock
         self._server_clock = server_clock
         self._changes = changes
@@ -117,6 +126,8 @@ class Service:
         self._sweeping = False
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="watch")
         self._outcome: Outcome | None = None
+        self._why = ""
+        self._told_at = clock.monotonic()
         self._leave_by = 0.0
         self._flushed_at = 0.0
 
@@ -125,6 +136,7 @@ class Service:
 
         Raises: LeaseLostError, IntegrityError, ProtocolError.
         """
+        why = "interrupted"
         try:
             self._follow_settings()
             self._flush()  # first of all, so that learners find the run
@@ -137,13 +149,20 @@ class Service:
                     self._step(event)
                 if self._inbox.empty() or self._clock.monotonic() >= self._flushed_at + FLUSH_S:
                     self._flush()
+                self._tell_if_idle()
             assert self._outcome is not None
+            why = self._why
             return self._outcome
+        except DdlError as error:
+            why = error.args[0]
+            raise
         finally:
             self._close()
+            self._tell_end(why)
 
-    def end(self) -> None:
+    def end(self, why: str = "asked to end") -> None:
         """Ask the service to end; the run can be resumed. Safe in a signal handler."""
+        self._why = self._why or why
         self._inbox.put(None)
 
     def _may_leave(self) -> bool:
@@ -245,6 +264,7 @@ class Service:
                     self._sweeping = True
                     self._submit(self._sweeper, self._sweep, horizon)
             case e.Show():
+                self._told_at = self._clock.monotonic()
                 self._mirror.note_record(command)
                 if command.settings_changed:
                     self._follow_settings()
@@ -279,9 +299,51 @@ class Service:
     def _quit(self, reason: str, outcome: Literal["stopped", "lease_lost"]) -> None:
         if outcome == "lease_lost":
             raise LeaseLostError(reason)
-        self._outcome = "finished"
-        self._journal.tell("run.over", reason)
+        self._outcome, self._why = "finished", f"the run is over: {reason}"
         self._leave_by = self._clock.monotonic() + self._machine.log.settings.liveness.gone_s
+
+    def _tell_if_idle(self) -> None:
+        """Say why nothing is committed, while nothing is."""
+        now = self._clock.monotonic()
+        if now < self._told_at + IDLE_S:
+            return
+        self._told_at = now
+        log = self._machine.log
+        reasons = [f"fragment {r.fragment}: {r.reason}" for r in self._machine.board.in_order()]
+        if log.state != "running":
+            reasons = [f"it is {log.state}{': ' if log.why else ''}{log.why}"]
+        present = sum(m.present for m in self._machine.membership.members.values())
+        why = "; ".join(reasons) or "no round is open yet"
+        idle_s = self._server_clock.now() - log.committed_at
+        self._journal.tell(
+            "run.idle",
+            f"nothing committed for {idle_s:.0f} s, {counted(present, 'learner')} in the run; {why}",
+            version=log.global_version,
+            learners=present,
+        )
+
+    def _tell_end(self, why: str) -> None:
+        """The last word: why this process ends, and where the run stands."""
+        log = self._machine.log
+        ledger = {
+            fate: round(
+                sum(
+                    s * getattr(r, fate).tokens for s, r in zip(log.shares, log.ledger, strict=True)
+                )
+            )
+            for fate in FATES
+        }
+        fates = ", ".join(f"{n:,} {fate.replace('_', ' ')}" for fate, n in ledger.items() if n)
+        further = "" if self._outcome == "finished" else "; start a coordinator to go on with it"
+        self._journal.tell(
+            "coordinator.ended",
+            f"{why}. {self._run.name} stands at version {log.global_version}, record {log.seq}; "
+            f"tokens: {fates or 'none handed in'}{further}",
+            why=why,
+            version=log.global_version,
+            seq=log.seq,
+            ledger=ledger,
+        )
 
     def _flush(self) -> None:
         error = self._mirror.flush()
@@ -370,11 +432,10 @@ class Service:
             try:
                 result = action()
             except StoreError as error:
-                self._journal.on_change("store", "store.failed", f"{error}; trying again")
+                self._troubles.begin(STORE, str(error))
                 self._closing.wait(pause_s)
                 pause_s = min(2.0 * pause_s, RETRY_S_MAX)
                 continue
-            if self._journal.forget("store"):
-                self._journal.tell("store.answers", "the store works again")
+            self._troubles.end(STORE)
             return result
         return None

@@ -14,13 +14,15 @@ from ddl.config import Loaded
 from ddl.coordinator import genesis, resume
 from ddl.coordinator.history import History
 from ddl.coordinator.lease import LeaseKeeper, new_holder, take
-from ddl.coordinator.service import Message, Outcome, Service
+from ddl.coordinator.service import STORE, Message, Outcome, Service
 from ddl.coordinator.standby import stand_by
 from ddl.core.log import LogState
 from ddl.core.machine import Machine
 from ddl.errors import ConfigError, LeaseLostError, StoreError
 from ddl.fused.choice import prepare
-from ddl.journal import Journal
+from ddl.journal import Journal, Troubles
+from ddl.names import counted
+from ddl.protocol.address import join_address, safe_url
 from ddl.protocol.keys import ObjectKeys
 from ddl.protocol.records import RunRecord
 from ddl.registry.base import CoordinatorRegistry
@@ -28,6 +30,7 @@ from ddl.registry.coordinator import RedisCoordinator
 from ddl.store.base import Store
 from ddl.store.open_url import open_url
 from ddl.store.probe import probe_create_once
+from ddl.store.retry import Retried
 from ddl.task import task_digest
 
 
@@ -65,6 +68,13 @@ def run_coordinator(
     Raises: DdlError: all that makes a start impossible, and the loss of the lease.
     """
     settings = options.loaded.settings
+    clock = clock or SystemClock()
+    troubles = Troubles(journal, clock)
+
+    def on_retry(retried: Retried) -> None:
+        if not retried.is_hiccup:
+            troubles.begin(STORE, f"cannot {retried.what}: {retried.error}")
+
     with ExitStack() as stack:
         registry = RedisCoordinator(settings.redis.url, settings.run.name)
         stack.callback(registry.close)
@@ -73,10 +83,16 @@ def run_coordinator(
             settings=settings.store,
             up_mbit=options.up_mbit,
             down_mbit=options.down_mbit,
+            on_retry=on_retry,
         )
         stack.callback(store.close)
         coordinator = Coordinator(
-            options, registry=registry, store=store, journal=journal, clock=clock or SystemClock()
+            options,
+            registry=registry,
+            store=store,
+            journal=journal,
+            troubles=troubles,
+            clock=clock,
         )
         return coordinator.run(on_ready)
 
@@ -91,6 +107,7 @@ class Coordinator:
         registry: CoordinatorRegistry,
         store: Store,
         journal: Journal,
+        troubles: Troubles,
         clock: Clock,
     ) -> None:
         self._options = options
@@ -98,6 +115,7 @@ class Coordinator:
         self._registry = registry
         self._store = store
         self._journal = journal
+        self._troubles = troubles
         self._clock = clock
         self._server_clock = ServerClock(clock)
         self._history = History(store, self._settings.run.name)
@@ -125,10 +143,13 @@ class Coordinator:
                     hint="See that all coordinators use one Redis, then start again",
                 )
             resume.check_objects(self._store, log)
+            self._troubles.end(STORE)
             self._journal.tell(
                 "run.entered",
                 f"{run.name}, lineage {run.lineage[:8]}, version {log.global_version}, "
-                f"{run.layout.num_parameters:,} parameters in {run.layout.num_fragments} fragments",
+                f"{run.layout.num_parameters:,} parameters in "
+                f"{counted(run.layout.num_fragments, 'fragment')}; learners join by "
+                f"{join_address(safe_url(self._settings.redis.url), run.name)}",
             )
             service = Service(
                 run=run,
@@ -144,6 +165,7 @@ class Coordinator:
                 keeper=keeper,
                 inbox=self._inbox,
                 journal=self._journal,
+                troubles=self._troubles,
                 clock=self._clock,
                 server_clock=self._server_clock,
                 changes=resume.live_changes(log.settings, self._options.loaded),
@@ -195,9 +217,9 @@ class Coordinator:
         try:
             self._catch_up()
         except StoreError as error:
-            self._journal.on_change("store", "store.failed", f"{error}; trying again")
+            self._troubles.begin(STORE, str(error))
         else:
-            self._journal.forget("store")
+            self._troubles.end(STORE)
 
     @contextmanager
     def _lease(self) -> Iterator[LeaseKeeper]:

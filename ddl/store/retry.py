@@ -17,7 +17,7 @@ import threading
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from ddl.clock import Clock, SystemClock
 from ddl.errors import StoreError, StoreUnavailableError
@@ -92,6 +92,10 @@ class Verdict(NamedTuple):
     """The credentials or the connection should be set up anew before the next attempt."""
 
 
+HICCUP_TRIES: Final = 2
+"""Failures in a row of one request that are nothing to speak of."""
+
+
 class Retried(NamedTuple):
     """A wait that is about to begin."""
 
@@ -99,6 +103,11 @@ class Retried(NamedTuple):
     attempt: int
     wait_s: float
     error: str
+
+    @property
+    def is_hiccup(self) -> bool:
+        """Whether it is nothing to speak of yet."""
+        return self.attempt <= HICCUP_TRIES
 
 
 OnRetry = Callable[[Retried], None]

@@ -62,7 +62,7 @@ def test_a_full_disk_under_the_store(fleet: ChaosFleet) -> None:
     steady = fleet.begin(**WIDE)
     coordinator = fleet.processes[0]
     with _disk_full(coordinator):
-        fleet.until(lambda: "store.failed" in fleet.log_of(coordinator), "it says so")
+        fleet.until(lambda: "store_requests.failed" in fleet.log_of(coordinator), "it says so")
         standing = fleet.version()
         fleet.until_steps("steady")
         assert fleet.version() == standing

@@ -346,12 +346,12 @@ def test_nothing_is_committed_while_the_store_fails_and_all_is_when_it_works_aga
         round_ = learner.open_round()
         is_broken = True
         handin = learner.hand_in(round_)
-        eventually(lambda: "store.failed" in coordinator.log.getvalue())
+        eventually(lambda: "store_requests.failed" in coordinator.log.getvalue())
         learner.beat()
         assert not learner.receipts.get(handin.id)
         is_broken = False
         assert learner.receipt(handin) == "merged"
-    assert "store.recovered" in coordinator.log.getvalue()
+    assert "store_requests.recovered" in coordinator.log.getvalue()
 
 
 def test_with_redis_empty_the_work_of_the_dead_is_found_in_the_store(

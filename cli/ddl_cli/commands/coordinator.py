@@ -91,6 +91,7 @@ def start(
             outcome = run_coordinator(options, journal=journal, on_ready=signals.attach)
         except KeyboardInterrupt:  # before there was a service to end
             outcome = "asked"
+            journal.tell("coordinator.ended", "interrupted before it could coordinate")
     if outcome == "asked" and signals.received == signal.SIGINT:
         raise typer.Exit(Exit.INTERRUPTED)
 
@@ -110,7 +111,7 @@ class _Signals:
         self.received = number
         if self._service is None:
             raise KeyboardInterrupt
-        self._service.end()
+        self._service.end(signal.Signals(number).name.replace("SIGINT", "Ctrl-C"))
 
 
 @contextmanager
