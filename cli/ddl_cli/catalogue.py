@@ -43,6 +43,7 @@ SECTIONS: Final[dict[str, tuple[Entry, ...]]] = {
     ),
     "To see": (
         Entry("status:status", "ddl status RUN", "live view: who, what, why not"),
+        Entry("report:report", "ddl report RUN --out DIR", "a run on one page, with plots"),
         Entry("runs:runs", "ddl runs", "which runs there are"),
     ),
     "To act on a run": (

@@ -294,12 +294,30 @@ def test_evaluate_wants_the_runs_task(past: Past, ddl: Ddl, tmp_path: Path) -> N
     assert (told.code, "has no `evaluate`" in told.err) == (2, True)
     task = str(past.folder / "task.py")
     told = ddl("evaluate", past.address, "--task", task, "--arg", "width=5")
-    assert (told.code, "does not hold the task's model" in told.err) == (6, True)
+    assert (told.code, "does not hold the task's model" in told.err) == (4, True)
     told = ddl("evaluate", past.address, "--task", task, "--at", "99")
     assert (told.code, "Its versions are 0 to 6" in told.err) == (2, True)
 
 
 # ---- runs ---------------------------------------------------------------------------------------
+
+
+def test_a_report_from_redis_or_from_the_store_alone(past: Past, ddl: Ddl, tmp_path: Path) -> None:
+    """One page, that names the learners and what they were refused; of a run that is not there, none."""
+    for number, where in enumerate((past.address, (past.folder / "store" / RUN).as_uri())):
+        out = tmp_path / str(number)
+        told = ddl("report", where, "--out", str(out), "--json")
+        assert told.code == 0, told
+        assert json.loads(told.out) == {"page": str(out / "index.html"), "versions": COMMITS}
+        page = (out / "index.html").read_text()
+        assert "not finite" in page
+        assert page.count("<svg") >= 5
+    missing = ddl(
+        "report", (past.folder / "store" / "other").as_uri(), "--out", str(tmp_path / "x")
+    )
+    assert missing.code == 2
+    assert not (tmp_path / "x").exists()
+    assert ddl("report", past.address, "--out", "/proc/page").code == 2
 
 
 def test_runs_at_a_redis_and_in_a_store(past: Past, ddl: Ddl) -> None:
