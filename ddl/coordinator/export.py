@@ -1,11 +1,13 @@
-"""The whole model of one version as one safetensors file."""
+"""The whole model of one version, as one safetensors file or as other libraries load it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Final
 
 import msgspec
+import safetensors.torch
 from torch import Tensor
 
 from ddl.codec.digest import sha256_file
@@ -19,6 +21,9 @@ from ddl.protocol.records import RunRecord
 from ddl.protocol.wire import SCHEMA, canonical
 from ddl.store.base import Store
 from ddl.store.files import disk_errors, whole_file
+
+SHARD_BYTES: Final = 5_000_000_000
+"""Of a file for Hugging Face's libraries, whose own default this is."""
 
 
 class Export(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,6 +73,81 @@ def export_model(store: Store, run_name: str, out: Path, *, at: int | None = Non
         bytes=size,
         sha256=digest,
     )
+
+
+class HubExport(msgspec.Struct, frozen=True, kw_only=True):
+    """What `ddl export --format hf --json` prints. `files`: in `folder`, the index last if there is one."""
+
+    schema: int = SCHEMA
+    run: str
+    lineage: str
+    global_version: int
+    seq: int
+    folder: str
+    files: tuple[str, ...]
+    bytes: int
+
+
+def export_for_hub(
+    store: Store,
+    run_name: str,
+    out: Path,
+    *,
+    at: int | None = None,
+    shard_bytes: int = SHARD_BYTES,
+) -> HubExport:
+    """Write the weights as Hugging Face's libraries load them from a folder.
+
+    `out/model.safetensors`; or, if they are more than `shard_bytes`, `model-00001-of-N.safetensors`
+    and so on, with `model.safetensors.index.json` once all of them are whole. A `config.json` is of
+    the model's own code, and is not made here. Names of tied tensors beyond the first are left out,
+    as these libraries do.
+    Raises: as `export_model`.
+    """
+    run = History(store, run_name).existing_run()
+    log, tensors = read_version(store, run, at)
+    shards = _shards(tensors, shard_bytes)
+    names = [f"model-{n:05d}-of-{len(shards):05d}.safetensors" for n in range(1, len(shards) + 1)]
+    if len(shards) == 1:
+        names = ["model.safetensors"]
+    with disk_errors(f"cannot make {out}", out):
+        out.mkdir(parents=True, exist_ok=True)
+    for name, shard in zip(names, shards, strict=True):
+        with whole_file(out / name) as file:
+            file.write_at(0, memoryview(safetensors.torch.save(shard, {"format": "pt"})))
+    total = sum(_num_bytes(tensor) for tensor in tensors.values())
+    if len(shards) > 1:
+        places = {key: name for name, shard in zip(names, shards, strict=True) for key in shard}
+        index = {"metadata": {"total_size": total}, "weight_map": places}
+        names.append("model.safetensors.index.json")
+        with whole_file(out / names[-1]) as file:
+            file.write_at(0, memoryview(msgspec.json.format(msgspec.json.encode(index))))
+    return HubExport(
+        run=run.name,
+        lineage=run.lineage,
+        global_version=log.global_version,
+        seq=log.seq,
+        folder=str(out),
+        files=tuple(names),
+        bytes=total,
+    )
+
+
+def _shards(tensors: Mapping[str, Tensor], shard_bytes: int) -> list[dict[str, Tensor]]:
+    """In order, each full up to `shard_bytes`; a tensor larger than that has one of its own."""
+    shards: list[dict[str, Tensor]] = [{}]
+    size = 0
+    for name, tensor in tensors.items():
+        if size and size + _num_bytes(tensor) > shard_bytes:
+            shards.append({})
+            size = 0
+        shards[-1][name] = tensor.contiguous()
+        size += _num_bytes(tensor)
+    return shards
+
+
+def _num_bytes(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
 
 
 def read_version(

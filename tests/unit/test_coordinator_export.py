@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from ddl import config
 from ddl.codec.frame import read_frame
-from ddl.coordinator.export import export_model
+from ddl.coordinator.export import export_for_hub, export_model
 from ddl.coordinator.genesis import create, draft
 from ddl.errors import ConfigError, IntegrityError, StoreError
 from ddl.protocol.records import RunRecord
@@ -87,3 +87,33 @@ def test_what_is_not_there_cannot_be_exported(store: LocalStore, tmp_path: Path)
     (tmp_path / "file").write_text("")
     with pytest.raises(StoreError, match="cannot make"):
         export_model(store, RUN, tmp_path / "file" / "out")
+
+
+@pytest.mark.parametrize("shard_bytes", [1 << 30, 40])
+def test_an_export_for_other_libraries_holds_the_whole_model_too(
+    store: LocalStore, tmp_path: Path, shard_bytes: int
+) -> None:
+    """One file, or shards that the index finds; the very tensors of the other form, and no more."""
+    created(store, tmp_path)
+    whole = load_file(export_model(store, RUN, tmp_path / "one").path)
+    exported = export_for_hub(store, RUN, tmp_path / "hf", shard_bytes=shard_bytes)
+    folder = Path(exported.folder)
+    assert sorted(path.name for path in folder.iterdir()) == sorted(exported.files)
+    if shard_bytes > 40:
+        assert exported.files == ("model.safetensors",)
+        found = load_file(folder / "model.safetensors")
+    else:
+        index = json.loads((folder / exported.files[-1]).read_text())
+        assert exported.files[-1] == "model.safetensors.index.json"
+        assert exported.files[0] == f"model-00001-of-{len(exported.files) - 1:05d}.safetensors"
+        assert index["metadata"]["total_size"] == exported.bytes
+        found = {name: load_file(folder / file)[name] for name, file in index["weight_map"].items()}
+        for file in exported.files[:-1]:
+            shard = load_file(folder / file)
+            size = sum(tensor.numel() * tensor.element_size() for tensor in shard.values())
+            assert size <= shard_bytes or len(shard) == 1
+    with safe_open(folder / exported.files[0], framework="pt") as file:
+        assert file.metadata() == {"format": "pt"}
+    assert found.keys() == whole.keys()
+    assert all(found[name].equal(whole[name]) for name in whole)
+    assert exported.bytes == sum(t.numel() * t.element_size() for t in whole.values())
