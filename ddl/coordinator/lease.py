@@ -17,7 +17,7 @@ from ddl.core.tenure import Tenure
 from ddl.errors import LeaseLostError, RefusedError, RegistryError, StoreError
 from ddl.journal import Journal
 from ddl.places import is_provably_gone
-from ddl.protocol.records import Lease
+from ddl.protocol.records import Fact, Lease
 from ddl.registry.base import CoordinatorRegistry, LeaseReply
 
 _LOOK_S: Final = 0.5
@@ -101,10 +101,13 @@ class LeaseKeeper:
         self._journal = journal
         self._changed = threading.Condition()
         self._over = False
+        self._doubt = ""
         self._thread = threading.Thread(target=self._keep, name="lease", daemon=True)
 
     def start(self) -> None:
         """Start to renew."""
+        self._journal.tell("lease.taken", f"epoch {self.lease.epoch}, as {self.lease.holder}")
+        self._show("lease.taken", f"{self.lease.holder} coordinates, epoch {self.lease.epoch}")
         self._thread.start()
 
     def close(self) -> None:
@@ -119,6 +122,7 @@ class LeaseKeeper:
             self._thread.join()
         with contextlib.suppress(RegistryError):  # it runs out by itself
             self._registry.release_lease(self.lease)
+            self._show("lease.released", f"{self.lease.holder} coordinates no more")
 
     def set_length(self, ttl_s: float) -> None:
         """Use another length from the next renewal on."""
@@ -157,7 +161,7 @@ class LeaseKeeper:
         try:
             reply = self._registry.renew_lease(self.lease, ttl_s=self._tenure.length_s)
         except RegistryError as error:
-            self._journal.on_change("lease", "lease.unsure", f"cannot be renewed: {error}")
+            self._note_doubt(f"the lease cannot be renewed: {error}")
             return
         with self._changed:
             if reply.held:
@@ -167,8 +171,10 @@ class LeaseKeeper:
             self._changed.notify_all()
         if not reply.held:
             self._on_lost(LeaseLostError(f"another coordinator took over: {_name(reply)}"))
-        elif self._journal.forget("lease"):
+        elif self._doubt:
+            self._doubt = ""
             self._journal.tell("lease.renewed", f"epoch {self.lease.epoch} goes on")
+            self._show("lease.renewed", f"{self.lease.holder} coordinates again")
 
     def _store_answers(self) -> bool:
         """Whether the store took a write lately; writes one itself if nobody else has."""
@@ -179,10 +185,22 @@ class LeaseKeeper:
         except StoreError as error:
             if self._tenure.may_renew(self._clock.monotonic()):
                 return True
-            self._journal.on_change("lease", "lease.unsure", f"not renewed: {error}")
+            self._note_doubt(f"the lease is let go: {error}")
             return False
         self.store_wrote()
         return True
+
+    def _note_doubt(self, text: str) -> None:
+        """Say, once, why the lease is not renewed."""
+        if text != self._doubt:
+            self._doubt = text
+            self._journal.tell("lease.unsure", text)
+            self._show("lease.unsure", f"{self.lease.holder}: {text}")
+
+    def _show(self, name: str, text: str) -> None:
+        """Put it where those look who wonder what has become of the coordinator."""
+        with contextlib.suppress(RegistryError):  # it stands in the log, too
+            self._registry.tell([Fact(at=self._registry.now(), name=name, text=text)])
 
 
 def _name(reply: LeaseReply) -> str:

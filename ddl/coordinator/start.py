@@ -253,7 +253,6 @@ class Coordinator:
             clock=self._clock,
             journal=self._journal,
         )
-        self._journal.tell("lease.taken", f"epoch {lease.epoch}, as {lease.holder}")
         keeper.start()
         try:
             yield keeper

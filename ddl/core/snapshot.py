@@ -77,7 +77,10 @@ def snapshot(view: View) -> RunSnapshot | None:
         events=view.facts,
         losses=losses(view.facts),
     )
-    return msgspec.structs.replace(shown, troubles=troubles.standing(shown))
+    wrong = troubles.standing(shown)
+    if any(trouble.alarm for trouble in wrong):  # at a pace of nothing, it takes for ever
+        run = msgspec.structs.replace(run, eta_s=None)
+    return msgspec.structs.replace(shown, run=run, troubles=wrong)
 
 
 def snapshot_of_log(
@@ -221,7 +224,8 @@ def _redis_view(view: View) -> ServiceView:
     is_full = bool(view.max_bytes) and view.used_bytes >= view.max_bytes
     if is_full:
         errors.insert(
-            0, f"its memory is full: {view.used_bytes} of maxmemory {view.max_bytes} bytes"
+            0,
+            f"its memory is full, {view.used_bytes / 1e6:.1f} MB of maxmemory {view.max_bytes / 1e6:.1f} MB",
         )
     return ServiceView(ok=not is_full, latency_s=view.latency_s, error="; ".join(errors))
 

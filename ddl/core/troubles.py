@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
 
 from ddl.core.membership import PRESENT
-from ddl.protocol.records import LearnerView, RunSnapshot, Trouble
+from ddl.protocol.records import Fact, LearnerView, RunSnapshot, Trouble
 
 FEW_RATIO: Final = 0.5
 """Merges of fewer than this share of the live learners are few."""
@@ -32,7 +32,12 @@ NAMES_SHOWN: Final = 3
 
 def standing(shown: RunSnapshot) -> tuple[Trouble, ...]:
     """The troubles of a run at this instant, the worst first."""
-    found = [trouble for look in _LOOKS for trouble in look(shown)]
+    redis = shown.services["redis"]
+    is_dumb = (
+        redis.latency_s is not None and not redis.ok
+    )  # silence then says nothing of the silent
+    looks = _BY_RECORDS if is_dumb else (*_BY_RECORDS, *_BY_BEATS)
+    found = [trouble for look in looks for trouble in look(shown)]
     return tuple(sorted(found, key=lambda trouble: not trouble.alarm))
 
 
@@ -65,19 +70,31 @@ def _coordinator(shown: RunSnapshot) -> Iterator[Trouble]:
     coordinator, run = shown.coordinator, shown.run
     if run.state == "stopped" or not coordinator.known or coordinator.lease_left_s is not None:
         return
-    told = [fact.at for fact in shown.events[-1:]]
-    waiting = (
+    cure = (
         f"{_names(coordinator.standbys)} will take over"
         if coordinator.standbys
         else "start one: `ddl coordinator start run.toml`"
     )
+    what, since_at = "no coordinator is alive", max([run.committed_at, *_instants(shown.events)])
+    last = next((fact for fact in reversed(shown.events) if fact.name.startswith("lease.")), None)
+    if last is not None and last.name == "lease.unsure":
+        what, since_at = f"the coordinator is cut off; {last.text}", last.at
+        cure = "it goes on by itself once that is mended; or start one on another machine"
+    elif last is not None and last.name == "lease.released":
+        what, since_at = f"the coordinator has ended; {last.text}", last.at
     yield Trouble(
         name="coordinator.gone",
         alarm=True,
-        what="no coordinator is alive, so nothing is merged; learners train on meanwhile",
-        cure=waiting,
-        since_at=max([run.committed_at, *told]),
+        what=f"nothing is merged, learners train on meanwhile: {what}",
+        cure=cure,
+        since_at=since_at,
     )
+
+
+def _instants(facts: Sequence[Fact]) -> list[float]:
+    """Of what only a coordinator tells, the newest."""
+    told = [fact.at for fact in facts if fact.name.startswith(("version.", "round.", "run."))]
+    return told[-1:]
 
 
 def _redis(shown: RunSnapshot) -> Iterator[Trouble]:
@@ -95,7 +112,7 @@ def _redis(shown: RunSnapshot) -> Iterator[Trouble]:
         yield Trouble(
             name="redis.full",
             alarm=True,
-            what=f"Redis refuses writes: {redis.error}; learners seem gone, since they cannot beat",
+            what=f"Redis refuses writes: {redis.error}; nothing is merged, and learners seem silent",
             cure="raise its maxmemory, or remove other keys from it",
         )
     else:
@@ -117,7 +134,7 @@ def _rounds(shown: RunSnapshot) -> Iterator[Trouble]:
             what=f"no round can close: each needs {run.quorum} contributions, and {len(able)} "
             f"learner{'' if len(able) == 1 else 's'} can hand in{apart}",
             cure=f"start more learners, or `ddl set {run.name} round.quorum={max(1, len(able))}`",
-            since_at=run.committed_at,
+            since_at=min(round_.opened_at for round_ in below),
         )
     failing = {
         round_.reason: round_
@@ -279,15 +296,6 @@ def _names(names: Sequence[str]) -> str:
     return ", ".join(names[:NAMES_SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
-_LOOKS: Final[tuple[Callable[[RunSnapshot], Iterator[Trouble]], ...]] = (
-    _state,
-    _coordinator,
-    _redis,
-    _store,
-    _rounds,
-    _learners,
-    _uploads,
-    _participation,
-    _heat,
-    _clock,
-)
+_Looks = tuple[Callable[[RunSnapshot], Iterator[Trouble]], ...]
+_BY_RECORDS: Final[_Looks] = (_state, _coordinator, _redis, _heat, _clock)
+_BY_BEATS: Final[_Looks] = (_store, _rounds, _learners, _uploads, _participation)

@@ -151,7 +151,8 @@ def test_a_renewed_lease_is_sure() -> None:
         assert state.registry.renewed.wait(5)
     assert state.keeper.wait_sure()
     state.keeper.close()
-    assert state.registry.names == ["release_lease"]
+    calls = [name for name in state.registry.names if name not in ("now", "tell")]
+    assert calls == ["release_lease"]
     assert not state.keeper.wait_sure(), "closed: no record may be written any more"
     assert not state.lost
 

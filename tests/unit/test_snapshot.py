@@ -130,10 +130,11 @@ def test_what_learners_threw_away_is_discarded() -> None:
 
 def test_time_left_is_that_of_the_first_budget_to_be_used_up() -> None:
     """Tokens: 600,000 left at 10,000 + 5,000 per second, 40 s. Commits: 45 left, at 2 in 20 s,
-    450 s. Without learners only the commits' pace is known."""
+    450 s. While nobody's steps are timed only the commits' pace is known."""
     assert taken(view()).run.eta_s == pytest.approx(40.0)
-    assert taken(view(learners={})).run.eta_s == pytest.approx(450.0)
-    assert taken(view(learners={}, facts=())).run.eta_s is None
+    new = {name: learner(name, step_s=None) for name in ("anna", "bert")}
+    assert taken(view(learners=new)).run.eta_s == pytest.approx(450.0)
+    assert taken(view(learners=new, facts=())).run.eta_s is None
 
 
 def test_a_stopped_run_has_no_time_left() -> None:
