@@ -241,6 +241,11 @@ def read_changes(texts: Mapping[str, str]) -> dict[str, Scalar]:
     return {key: reading.values[key.partition(".")[0]][key.partition(".")[2]] for key in texts}
 
 
+def check(settings: Settings) -> None:
+    """Refuse values that cannot work, alone or together. Raises: ConfigError."""
+    _Reading(msgspec.to_builtins(settings)).settings()
+
+
 class _Reading:
     """Values as they come in, where each came from, and what is wrong with them.
 

@@ -9,15 +9,16 @@ measure a version ("evaluate"). torch is imported when a task is checked, not be
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import importlib.machinery
 import importlib.util
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, Literal, get_args
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, get_args
 
 from ddl.errors import TaskError
 from ddl.protocol.records import Rule
@@ -132,14 +133,53 @@ class Task:
     evaluate: Callable[[nn.Module], Mapping[str, float]] | None = None
     rules: Mapping[str, Rule] = field(default_factory=dict)
 
+    def mean_loss(self, batch: Any) -> Tensor:
+        """The loss of a batch, by `loss`. Raises: TaskError unless a step can be taken on it."""
+        import torch
+
+        assert self.loss is not None, "checked at load: there is `loss` or `step`"
+        loss: Any = self.loss(self.model, batch)
+        if isinstance(loss, torch.Tensor) and loss.numel() == 1 and loss.requires_grad:
+            return loss
+        if not isinstance(loss, torch.Tensor):
+            found = f"returned {type(loss).__name__}"
+        elif loss.numel() != 1:
+            found = f"returned a tensor of shape {tuple(loss.shape)}"
+        else:
+            found = "returned a tensor without a gradient"
+        raise TaskError(
+            f"Task.loss(model, batch) {found}",
+            hint="It must give a scalar tensor that depends on the model's parameters",
+        )
+
+    def own_step(self, batch: Any, progress: Progress) -> StepResult:
+        """A step by `step`. Raises: TaskError unless it says what it did."""
+        assert self.step is not None, "checked at load: there is `loss` or `step`"
+        result: Any = self.step(batch, progress)
+        if not isinstance(result, StepResult):
+            raise TaskError(
+                f"Task.step(batch, progress) returned {type(result).__name__}",
+                hint="It must return ddl.StepResult(loss=..., tokens=...)",
+            )
+        return result
+
     def num_tokens(self, batch: Any) -> int:
         """Tokens in a batch, by `tokens`. Raises: TaskError unless that is a whole number > 0."""
         assert self.tokens is not None, "checked at load: `loss` comes with `tokens`"
         return _check_tokens(self.tokens(batch), "Task.tokens(batch)")
 
 
-def load_task(file: Path, ctx: TaskContext) -> Task:
-    """Import a task file, build its task for `ctx`, and check it.
+Build: TypeAlias = Callable[[TaskContext], Task]
+"""What a task file defines as `build`."""
+
+
+def load_task(file: Path, ctx: TaskContext, *, own_args: Collection[str] = ()) -> Task:
+    """Import a task file, build its task for `ctx`, and check it. Raises: as the two parts."""
+    return build_task(file, import_task(file), ctx, own_args=own_args)
+
+
+def import_task(file: Path) -> Build:
+    """Run a task file, for its function `build`.
 
     Each call runs the file anew, under a private module name. The file's folder is appended to
     `sys.path`, so that it may import its neighbours but these never hide an installed module.
@@ -148,8 +188,23 @@ def load_task(file: Path, ctx: TaskContext) -> Task:
     build = getattr(_import(file), "build", None)
     if not callable(build):
         raise TaskError(f"{file} defines no function `build`", hint=_BUILD_HINT)
+    made: Build = build
+    return made
+
+
+def build_task(
+    file: Path, build: Build, ctx: TaskContext, *, own_args: Collection[str] = ()
+) -> Task:
+    """Build the task of `file` for `ctx`, and check it.
+
+    Args:
+        own_args: arguments that only this machine gives. `build` must read them: else they are
+            misspelt, and another data set is trained on than was meant.
+    Raises: TaskError, naming file, line and cause; what the file raised is its `__cause__`.
+    """
+    args = _ReadArgs(ctx.args)
     try:
-        task = build(ctx)
+        task = build(replace(ctx, args=args))
     except (Exception, SystemExit) as error:
         raise _raised(file, "build(ctx)", error) from error
     if not isinstance(task, Task):
@@ -159,6 +214,7 @@ def load_task(file: Path, ctx: TaskContext) -> Task:
         )
     with in_file(file):
         check_task(task, ctx)
+        _check_read(args, own_args)
     return task
 
 
@@ -174,6 +230,36 @@ def in_file(file: Path) -> Iterator[None]:
 def task_digest(file: Path) -> str:
     """SHA-256 of the task file's bytes, in hex; its imports do not count. Raises: TaskError."""
     return hashlib.sha256(_read(file)).hexdigest()
+
+
+class _ReadArgs(Mapping[str, "Scalar"]):
+    """Arguments that remember which of them were asked for."""
+
+    def __init__(self, args: Mapping[str, Scalar]) -> None:
+        self._args = args
+        self.asked: set[str] = set()
+
+    def __getitem__(self, name: str) -> Scalar:
+        self.asked.add(name)
+        return self._args[name]
+
+    def __iter__(self) -> Iterator[str]:
+        self.asked.update(self._args)
+        return iter(self._args)
+
+    def __len__(self) -> int:
+        return len(self._args)
+
+
+def _check_read(args: _ReadArgs, own_args: Collection[str]) -> None:
+    unread = sorted(set(own_args) - args.asked)
+    if unread:
+        near = difflib.get_close_matches(unread[0], sorted(args.asked), n=1)
+        known = f"It asks for: {', '.join(sorted(args.asked)) or 'none'}"
+        raise TaskError(
+            f"--arg {unread[0]}: build(ctx) does not ask for such an argument",
+            hint=f"Did you mean {near[0]!r}?" if near else known,
+        )
 
 
 def check_task(task: Task, ctx: TaskContext) -> None:

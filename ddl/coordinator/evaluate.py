@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from ddl.config import Scalar, Settings
 from ddl.coordinator.export import read_version
-from ddl.errors import IntegrityError, TaskError
+from ddl.errors import IntegrityError, RefusedError, TaskError
 from ddl.merge.inspect import describe_model
 from ddl.protocol.records import Record, RunRecord
 from ddl.protocol.wire import SCHEMA
@@ -71,7 +72,8 @@ class Evaluator:
             world_size=1,
             args={**settings.task.args, **(args or {})},
         )
-        task = load_task(task_file, context)
+        own_args = (args or {}).keys() - settings.task.args.keys()
+        task = load_task(task_file, context, own_args=own_args)
         if task.evaluate is None:
             raise TaskError(
                 f"{task_file}: the task has no `evaluate`",
@@ -91,7 +93,7 @@ class Evaluator:
             what: names it in an error.
         Raises:
             TaskError: `evaluate` raises, or gives anything but numbers by name.
-            IntegrityError: it is another model.
+            RefusedError: it is another model.
         """
         self._load(weights, what)
         self._model.eval()
@@ -99,25 +101,31 @@ class Evaluator:
         with torch.no_grad(), torch.random.fork_rng():
             torch.manual_seed(self._seed)
             try:
-                measures = self._evaluate(self._model)
-                return {name: float(value) for name, value in measures.items()}
+                measures: Any = self._evaluate(self._model)
             except Exception as error:
                 raise TaskError(
                     f"{self._file}: `evaluate` raised {type(error).__name__}: {error}",
                     hint="`ddl --debug ...` shows the whole traceback",
                 ) from error
+        try:
+            return {str(name): float(value) for name, value in measures.items()}
+        except (AttributeError, TypeError, ValueError) as error:
+            raise TaskError(
+                f"{self._file}: `evaluate` returned {measures!r:.80}",
+                hint="It must give numbers by name, such as {'loss': 0.5}",
+            ) from error
 
     def _load(self, weights: Mapping[str, Tensor], what: str) -> None:
         if weights.keys() != self._tensors.keys():
             different = sorted(weights.keys() ^ self._tensors.keys())
-            raise IntegrityError(
+            raise RefusedError(
                 f"{what} does not hold the task's model: {different[0]!r} is in one of them only",
                 hint="Use the task file and the arguments of the run",
             )
         with torch.no_grad():
             for name, tensor in self._tensors.items():
                 if weights[name].shape != tensor.shape:
-                    raise IntegrityError(
+                    raise RefusedError(
                         f"{what} does not hold the task's model: {name!r} is "
                         f"{tuple(weights[name].shape)} in it, {tuple(tensor.shape)} in the task",
                         hint="Use the task file and the arguments of the run",
@@ -149,7 +157,7 @@ def evaluate_file(
 ) -> dict[str, float]:
     """`Evaluator.measure` of an exported safetensors file, as `export_model` writes it.
 
-    Raises: TaskError; IntegrityError: the file cannot be read, or holds another model.
+    Raises: TaskError; IntegrityError: the file cannot be read; RefusedError: it holds another model.
     """
     evaluator = Evaluator(task_file, settings, device=device)
     try:

@@ -51,9 +51,13 @@ class Departure:
         self._say_goodbye: Callable[[], None] | None = None
         self._over = threading.Event()
 
-    def joined(self, say_goodbye: Callable[[], None], *, drain_s: float) -> None:
+    def found(self, *, drain_s: float) -> None:
+        """The run is found, and with it how long a departure may take."""
+        self._drain_s = drain_s
+
+    def joined(self, say_goodbye: Callable[[], None]) -> None:
         """The run knows this process now. `say_goodbye` is called in a thread of its own."""
-        self._say_goodbye, self._drain_s = say_goodbye, drain_s
+        self._say_goodbye = say_goodbye
 
     def training(self, drain: Callable[[], None]) -> None:
         """Training begins: from now on SIGTERM asks for a drain.

@@ -30,8 +30,8 @@ from ddl.learner.claiming import ClaimThread, claim_for
 from ddl.learner.departure import Departed
 from ddl.learner.down import DownThread
 from ddl.learner.meters import LossMeter, StepClock, Transfers
-from ddl.learner.port import ModelPort
-from ddl.learner.session import JoinOptions, Session, open_session
+from ddl.learner.port import ModelPort, check_model
+from ddl.learner.session import JoinOptions, Session, find_run
 from ddl.learner.shared import Shared, StagedFragment
 from ddl.learner.up import Taken, UpThread
 from ddl.learner.voice import Voice
@@ -121,7 +121,14 @@ class Learner:
         options = JoinOptions(
             address=address, learner=id, store=store, takeover=takeover, device=device
         )
-        learner = cls(open_session(options))
+        session = find_run(options)
+        try:
+            check_model(model, session.run.run.layout)
+            session.enter()
+        except BaseException:
+            session.close()
+            raise
+        learner = cls(session)
         try:
             learner.attach(model, optimizer, batches)
         except BaseException as error:

@@ -43,10 +43,8 @@ class ModelPort:
     """
 
     def __init__(self, model: nn.Module, layout: Layout) -> None:
-        described = describe_model(model)
-        self._tensors = described.tensors
+        self._tensors = check_model(model, layout)
         self._layout = layout
-        _check_same(layout, self._tensors)
         self.device = next(
             (t.device for t in self._tensors.values() if t.device.type != "cpu"),
             torch.device("cpu"),
@@ -102,7 +100,12 @@ class ModelPort:
         return out.copy_(source, non_blocking=self._stream is not None)
 
 
-def _check_same(layout: Layout, tensors: Mapping[str, Tensor]) -> None:
+def check_model(model: nn.Module, layout: Layout) -> Mapping[str, Tensor]:
+    """The living tensors of `model` that `layout` has, by canonical name.
+
+    Raises: RefusedError when it is not the run's model; the first difference is named. TaskError.
+    """
+    tensors = describe_model(model).tensors
     expected = {spec.name: spec for spec in layout.tensors}
     hint = "Start the learner with the task that the run was started with"
     for name, spec in expected.items():
@@ -127,3 +130,4 @@ def _check_same(layout: Layout, tensors: Mapping[str, Tensor]) -> None:
             f"({len(unknown)} such in all)",
             hint=hint,
         )
+    return tensors

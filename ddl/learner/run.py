@@ -16,8 +16,9 @@ from ddl.config import Scalar
 from ddl.errors import ConfigError, DdlError, RefusedError, TaskError, TrainingError
 from ddl.learner.departure import Departure
 from ddl.learner.learner import Learner
-from ddl.learner.session import JoinOptions, Session, open_session
-from ddl.task import Task, TaskContext, load_task, task_digest
+from ddl.learner.port import check_model
+from ddl.learner.session import JoinOptions, Session, find_run
+from ddl.task import Build, Task, TaskContext, build_task, import_task, in_file, task_digest
 
 Ended = Literal["ended", "drained", "offline", "max_steps"]
 
@@ -42,8 +43,10 @@ class TaskOptions:
 
 
 def run_task(join: JoinOptions, options: TaskOptions, departure: Departure) -> Ended:
-    """Join, build the task, train until the run ends, and leave.
+    """Build the task, join, train until the run ends, and leave.
 
+    Whatever is wrong with the files of this machine, with its model or its id shows before the join:
+    the run never hears of a learner that could not train.
     Raises: Departed when SIGTERM came before training began. DdlError for everything that is wrong
         with addresses, settings, task or run. What the task's code raises while it trains is a
         TrainingError, after a clean leave.
@@ -51,12 +54,20 @@ def run_task(join: JoinOptions, options: TaskOptions, departure: Departure) -> E
     if options.threads is not None:
         torch.set_num_threads(options.threads)
     device = choose_device(options.device)
-    digest = task_digest(options.task)  # before anything is taken: a missing file joins nothing
-    session = open_session(_with_device(join, device))
+    digest, build = task_digest(options.task), import_task(options.task)
+    session = find_run(_with_device(join, device))
+    try:
+        departure.found(drain_s=session.run.settings.liveness.drain_s)
+        difference = _difference(session, digest, options.task)
+        task = _build(build, session, options, device)
+        session.enter()
+    except BaseException:
+        session.close()
+        raise
+    if difference:
+        session.tell("task.differs", f"{session.learner}: {difference}")
     with Learner(session) as learner:
-        departure.joined(learner.cut_off, drain_s=session.run.settings.liveness.drain_s)
-        _compare_digest(session, digest, options.task)
-        task = load_task(options.task, _context(session, options, device))
+        departure.joined(learner.cut_off)
         learner.attach(task.model, task.optimizer, task.batches)
         departure.training(lambda: learner.drain("SIGTERM"))
         with _task_errors(options.task):
@@ -70,7 +81,8 @@ def run_task(join: JoinOptions, options: TaskOptions, departure: Departure) -> E
 def _task_errors(file: Path) -> Iterator[None]:
     """What the task's own code raises while it trains becomes one sentence with its place."""
     try:
-        yield
+        with in_file(file):
+            yield
     except DdlError:
         raise
     except Exception as error:
@@ -125,14 +137,26 @@ def _context(session: Session, options: TaskOptions, device: torch.device) -> Ta
     )
 
 
-def _compare_digest(session: Session, digest: str, file: Path) -> None:
+def _build(build: Build, session: Session, options: TaskOptions, device: torch.device) -> Task:
+    """The task, with the run's model."""
+    run = session.run.run
+    own_args = options.args.keys() - run.settings.task.args.keys()
+    context = _context(session, options, device)
+    task = build_task(options.task, build, context, own_args=own_args)
+    with in_file(options.task):
+        check_model(task.model, run.layout)
+    return task
+
+
+def _difference(session: Session, digest: str, file: Path) -> str:
+    """What there is to say about the task file's digest. Raises: RefusedError."""
     run = session.run.run
     if digest == run.task_digest:
-        return
+        return ""
     message = f"task file {file} differs from the one that run {run.name!r} was started with"
     if run.settings.task.digest == "refuse":
         raise RefusedError(message, hint="Use the same file, or start the run with task.digest")
-    session.tell("task.differs", f"{session.learner}: {message}")
+    return message
 
 
 def _train(learner: Learner, task: Task, max_steps: int | None) -> None:
@@ -151,7 +175,7 @@ def _train(learner: Learner, task: Task, max_steps: int | None) -> None:
             for group, lr in zip(groups, initial, strict=True):
                 group["lr"] = lr * factor
         if task.step is not None:
-            result = task.step(batch, progress)
+            result = task.own_step(batch, progress)
             progress = learner.step(tokens=result.tokens, loss=result.loss, applied=result.applied)
         else:
             loss = _own_step(task, batch)
@@ -161,9 +185,8 @@ def _train(learner: Learner, task: Task, max_steps: int | None) -> None:
 
 
 def _own_step(task: Task, batch: Any) -> torch.Tensor:
-    assert task.loss is not None
     assert task.optimizer is not None
-    loss = task.loss(task.model, batch)
+    loss = task.mean_loss(batch)
     task.optimizer.zero_grad(set_to_none=True)
     loss.backward()  # type: ignore[no-untyped-call]
     task.optimizer.step()

@@ -1,4 +1,7 @@
-"""Joining a run: from one address to a registered incarnation, before any model is built.
+"""Joining a run: from one address to a registered incarnation, in two steps.
+
+`find_run` reads what there is to read, in Redis and in the store, and refuses whom it can. Only
+`Session.enter`, when the model has been built, writes: whoever is refused before leaves nothing behind.
 
 An incarnation is taken by creating its object in the store, so that two lives of one id can never
 share a number, even with Redis empty; the registration in Redis then tells whether an older life
@@ -13,6 +16,7 @@ import socket
 import sys
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -41,9 +45,6 @@ from ddl.store.base import Store
 from ddl.store.open_url import open_url
 from ddl.store.retry import Retried
 from ddl.store.search import last_present
-
-HICCUP_TRIES: Final = 2
-"""Failures in a row of one request to the store that are nothing to speak of."""
 
 UPLOADS: Final = "uploads"
 DOWNLOADS: Final = "downloads"
@@ -82,7 +83,7 @@ class JoinOptions:
 
 @dataclass(slots=True)
 class Session:
-    """A registered incarnation and its connections."""
+    """An incarnation of a learner and its connections; nobody knows it before `enter`."""
 
     run: RunEntry
     learner: str
@@ -98,6 +99,51 @@ class Session:
     record: LearnerRecord
     """The record as registered; beats fill in what changes."""
     takeover: bool
+    entered: bool = False
+
+    def enter(self) -> None:
+        """Take the incarnation, and register it.
+
+        Raises: RefusedError: another process has this id, since a moment ago or longer; StoreError,
+            RegistryError.
+        """
+        body = canonical(
+            {"host": socket.gethostname(), "pid": os.getpid(), "ddl_version": __version__}
+        )
+        if not self.store.put(self.keys.join(self.learner, self.incarnation), body, mode="create"):
+            raise RefusedError(
+                f"learner {self.learner!r} was started by another process at the same time",
+                hint="Use another --id, or start again",
+            )
+        self.check_id(enter=True)
+        self.entered = True
+        run = self.run.run
+        self.journal.tell(
+            "learner.joined",
+            f"{self.learner} (incarnation {self.incarnation}) joins the run {run.name!r}, lineage "
+            f"{run.lineage[:8]}, and waits for its weights",
+            learner=self.learner,
+            incarnation=self.incarnation,
+        )
+
+    def check_id(self, *, enter: bool = False) -> None:
+        """See that no living process has this id; `enter` it in Redis then.
+
+        Raises: RefusedError, RegistryError.
+        """
+        gone_s = self.run.settings.liveness.gone_s
+        ask = partial(self.registry.register, self.record, gone_s=gone_s, enter=enter)
+        joined = ask(takeover=self.takeover)
+        holder = joined.holder
+        if joined.refused and holder is not None and is_provably_gone(holder.host, holder.pid):
+            joined = ask(takeover=True)
+        if joined.refused:
+            raise RefusedError(
+                joined.refused,
+                hint=f"Use another --id, wait {gone_s:g} s after it has ended, or give --takeover",
+            )
+        self.server.observe(joined.now)
+        self.record = msgspec.structs.replace(self.record, started_at=joined.now)
 
     def tell(self, name: str, text: str, **fields: object) -> None:
         """Say a fact on stderr and, if Redis answers, in the run's events."""
@@ -106,16 +152,18 @@ class Session:
             self.registry.tell([Fact(at=self.server.now(), name=name, text=text, fields=fields)])
 
     def close(self) -> None:
-        """Free all connections."""
+        """Free all connections, and what was made on disk for one that has not entered."""
         self.registry.close()
         self.store.close()
+        if not self.entered:
+            self.spool.discard()
 
 
-def open_session(options: JoinOptions, *, clock: Clock | None = None) -> Session:
-    """Join a run as a new incarnation.
+def find_run(options: JoinOptions, *, clock: Clock | None = None) -> Session:
+    """Find the run, and see that this learner may join it; nothing is taken or written yet.
 
     Raises:
-        AddressError, ConfigError: an address or id that cannot be used.
+        AddressError, ConfigError: an address, id or spool folder that cannot be used.
         UnknownRunError: Redis does not know the run.
         RegistryError: Redis cannot be reached.
         StoreError: the store cannot be used from here.
@@ -135,7 +183,7 @@ def open_session(options: JoinOptions, *, clock: Clock | None = None) -> Session
     troubles = Troubles(journal, clock)
 
     def on_retry(retried: Retried) -> None:
-        if retried.attempt > HICCUP_TRIES:
+        if not retried.is_hiccup:
             subject = UPLOADS if retried.what.startswith("write") else DOWNLOADS
             troubles.begin(subject, f"cannot {retried.what}: {retried.error}")
 
@@ -145,33 +193,15 @@ def open_session(options: JoinOptions, *, clock: Clock | None = None) -> Session
         up_mbit=options.up_mbit,
         down_mbit=options.down_mbit,
         on_retry=on_retry,
+        must_exist=True,
     )
     keys = ObjectKeys(run)
     _check_store(store, keys, entry)
     spool = Spool(
         options.spool or spool_root(), run=run, lineage=entry.run.lineage, learner=learner
     )
-    incarnation = _take_incarnation(store, keys, learner)
-    record = LearnerRecord(
-        id=learner,
-        incarnation=incarnation,
-        lineage=entry.run.lineage,
-        host=socket.gethostname(),
-        pid=os.getpid(),
-        device=options.device,
-        held=(-1,) * entry.run.layout.num_fragments,
-    )
-    server = ServerClock(clock)
-    record = _register(registry, record, server, entry, takeover=options.takeover)
-    troubles.end(UPLOADS, DOWNLOADS)
-    journal.tell(
-        "learner.joined",
-        f"{learner} (incarnation {incarnation}) joins the run {run!r}, lineage "
-        f"{entry.run.lineage[:8]}, and waits for its weights",
-        learner=learner,
-        incarnation=incarnation,
-    )
-    return Session(
+    incarnation = 1 + last_present(lambda n: store.head(keys.join(learner, n)) is not None)
+    session = Session(
         run=entry,
         learner=learner,
         incarnation=incarnation,
@@ -181,11 +211,29 @@ def open_session(options: JoinOptions, *, clock: Clock | None = None) -> Session
         keys=keys,
         spool=spool,
         clock=clock,
-        server=server,
+        server=ServerClock(clock),
         journal=journal,
-        record=record,
+        record=LearnerRecord(
+            id=learner,
+            incarnation=incarnation,
+            lineage=entry.run.lineage,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            device=options.device,
+            held=(-1,) * entry.run.layout.num_fragments,
+        ),
         takeover=options.takeover,
     )
+    session.check_id()
+    troubles.end(UPLOADS, DOWNLOADS)
+    return session
+
+
+def open_session(options: JoinOptions, *, clock: Clock | None = None) -> Session:
+    """`find_run`, and enter at once. Raises: as both."""
+    session = find_run(options, clock=clock)
+    session.enter()
+    return session
 
 
 def _where(options: JoinOptions) -> tuple[str, str]:
@@ -219,34 +267,3 @@ def _check_store(store: Store, keys: ObjectKeys, entry: RunEntry) -> None:
             f"{entry.run.lineage})",
             hint="Give the run's own store with --store URL",
         )
-
-
-def _take_incarnation(store: Store, keys: ObjectKeys, learner: str) -> int:
-    """The first number above all that were ever taken; exact keys only, no listing."""
-    body = canonical({"host": socket.gethostname(), "pid": os.getpid(), "ddl_version": __version__})
-    last = last_present(lambda n: store.head(keys.join(learner, n)) is not None)
-    while not store.put(keys.join(learner, last + 1), body, mode="create"):
-        last += 1
-    return last + 1
-
-
-def _register(
-    registry: LearnerRegistry,
-    record: LearnerRecord,
-    server: ServerClock,
-    entry: RunEntry,
-    *,
-    takeover: bool,
-) -> LearnerRecord:
-    gone_s = entry.settings.liveness.gone_s
-    joined = registry.register(record, gone_s=gone_s, takeover=takeover)
-    holder = joined.holder
-    if joined.refused and holder is not None and is_provably_gone(holder.host, holder.pid):
-        joined = registry.register(record, gone_s=gone_s, takeover=True)
-    if joined.refused:
-        raise RefusedError(
-            joined.refused,
-            hint=f"Use another --id, wait {gone_s:g} s after it has ended, or give --takeover",
-        )
-    server.observe(joined.now)
-    return msgspec.structs.replace(record, started_at=joined.now)

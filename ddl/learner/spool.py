@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from ddl.errors import DdlError, ProtocolError, StoreFullError
+from ddl.errors import ConfigError, ProtocolError, StoreFullError
 from ddl.protocol.records import Handin, HandinId
 from ddl.protocol.wire import canonical, parse
 
@@ -22,15 +21,16 @@ from ddl.protocol.wire import canonical, parse
 class Spool:
     """The spool of one learner of one run: `<root>/<run>-<lineage>/<learner>/`.
 
-    Raises: ConfigError-like `DdlError` when the folder cannot be made.
+    Raises: ConfigError when the folder cannot be made.
     """
 
     def __init__(self, root: Path, *, run: str, lineage: str, learner: str) -> None:
         self.folder = root / f"{run}-{lineage[:8]}" / learner
         try:
+            self._made = [path for path in (self.folder, *self.folder.parents) if not path.exists()]
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise DdlError(
+            raise ConfigError(
                 f"spool folder {self.folder} cannot be made: {error.strerror}",
                 hint="Set DDL_SPOOL to a folder on local disk that this user may write to",
             ) from error
@@ -67,10 +67,14 @@ class Spool:
 
     def drop(self, id_: HandinId) -> None:
         """Forget one contribution: it has its receipt. The announcement goes first, since a
-        payload without one does not count."""
-        self._record(id_).unlink(missing_ok=True)
-        for path in (self.payload(id_), self.payload(id_).with_suffix(".part")):
-            path.unlink(missing_ok=True)
+        payload without one does not count.
+
+        What a disk that fails does not let go is found to have its receipt by the next life.
+        """
+        payload = self.payload(id_)
+        with suppress(OSError):
+            for path in (self._record(id_), payload, payload.with_suffix(".part")):
+                path.unlink(missing_ok=True)
 
     def waiting(self) -> Iterator[Handin]:
         """Every whole contribution, oldest first; what is not whole is removed."""
@@ -89,11 +93,12 @@ class Spool:
                 continue
             yield handin
 
-    def clear(self) -> None:
-        """Remove the folder, if nothing waits in it."""
-        if next(self.waiting(), None) is None:
-            with suppress(OSError):
-                shutil.rmtree(self.folder)
+    def discard(self) -> None:
+        """Undo the making of the folder, for a learner that did not join. What was there before may be
+        in use by a living process of the same id, and stays."""
+        with suppress(OSError):  # not empty any more
+            for path in self._made:
+                path.rmdir()
 
     def _record(self, id_: HandinId) -> Path:
         return self.folder / f"{_name(id_)}.json"

@@ -245,12 +245,15 @@ class LearnerRegistry(Protocol):
         """The run's entry, or None if Redis does not know the run."""
         ...
 
-    def register(self, record: LearnerRecord, *, gone_s: float, takeover: bool) -> Joined:
+    def register(
+        self, record: LearnerRecord, *, gone_s: float, takeover: bool, enter: bool = True
+    ) -> Joined:
         """Enter a new incarnation, or the same one again after a rebuild.
 
         Refused, with the present holder, when an older incarnation of this id has beaten within
         `gone_s` and not left (`takeover` overrides); refused when a newer incarnation exists, when
-        the lineage differs, or when Redis does not know the run.
+        the lineage differs, or when Redis does not know the run. Without `enter` nothing is
+        written: the reply only tells what would come of it.
         """
         ...
 

@@ -33,11 +33,13 @@ class RedisLearner(RedisRun):
         self._run = run
         self._news = self._server.waiter(self._keys.news)
 
-    def register(self, record: LearnerRecord, *, gone_s: float, takeover: bool) -> Joined:
+    def register(
+        self, record: LearnerRecord, *, gone_s: float, takeover: bool, enter: bool = True
+    ) -> Joined:
         k = self._keys
         keys = [k.run, k.learners, k.beats, k.arrivals]
-        args = _named(record)
-        outcome, now, holder, age = self._server.run("register", keys, *args, gone_s, int(takeover))
+        args = (*_named(record), gone_s, int(takeover), int(enter))
+        outcome, now, holder, age = self._server.run("register", keys, *args)
         joined = Joined(
             refused="",
             now=float(now),

@@ -334,7 +334,9 @@ class LearnerSide(_Side):
         super().__init__(redis)
         self._seen = redis.news.count
 
-    def register(self, record: LearnerRecord, *, gone_s: float, takeover: bool) -> Joined:
+    def register(
+        self, record: LearnerRecord, *, gone_s: float, takeover: bool, enter: bool = True
+    ) -> Joined:
         tables, now = self._redis.tables, self._redis.clock()
         if tables.lineage is None:
             return Joined("Redis does not know the run", now)
@@ -349,9 +351,10 @@ class LearnerSide(_Side):
             alive = holder.state != "left" and age_s < gone_s
             if holder.incarnation < record.incarnation and alive and not takeover:
                 return Joined(f"{record.id} is alive", now, holder, age_s)
-        tables.learners[record.id] = record
-        tables.beats[record.id] = now
-        self._redis.arrivals.notify()
+        if enter:
+            tables.learners[record.id] = record
+            tables.beats[record.id] = now
+            self._redis.arrivals.notify()
         return Joined("", now)
 
     def beat(

@@ -2,6 +2,7 @@
 -- KEYS[1] run  KEYS[2] learners  KEYS[3] beats  KEYS[4] arrivals
 -- ARGV[1] learner  ARGV[2] incarnation  ARGV[3] lineage  ARGV[4] LearnerRecord
 -- ARGV[5] seconds without a beat after which an older incarnation is gone  ARGV[6] 1 to take over
+-- ARGV[7] 1 to enter; else nothing is written
 -- Returns {outcome, now, LearnerRecord in the way or '', age of its beat in s or ''}; outcome is
 -- 'entered', or why not: 'unknown' (run), 'lineage', 'newer' (incarnation) or 'alive' (older one).
 local now = server_now()
@@ -25,6 +26,9 @@ if present then
   if holder.incarnation < incarnation and alive and ARGV[6] ~= '1' then
     return {'alive', now, present, age_text}
   end
+end
+if ARGV[7] ~= '1' then
+  return {'entered', now, '', ''}
 end
 redis.call('HSET', KEYS[2], ARGV[1], ARGV[4])
 redis.call('HSET', KEYS[3], ARGV[1], now)
