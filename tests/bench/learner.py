@@ -9,6 +9,8 @@ their own; `steps_ratio` is the median over the rounds of with / without.
 * `gpu`: one loop whose step waits 50 ms without the GIL, as for a GPU, and does a small real update;
   with a sound store, one that answers the learner 10 times slower, and one that is away. `stall_ratio`
   is the share of the time that the loop spends in `Learner.step`.
+* `link_100mbit`: the same with a model of 2.4M parameters in fp32 and both directions of the learner's
+  link capped; `ddl plan` says that this link keeps up, and how much of it the run needs.
 * `cpu_bound`: three loops that compute all the time, on the same cores as all the rest.
 """
 
@@ -24,12 +26,18 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
+from ddl.config import Settings
 from ddl.embedded import EmbeddedRedis
+from ddl.plan import Situation, plan
 from tests.bench import loops
 from tests.bench.report import Figure, Options, options, report
 from tests.processes import Fleet
 
 GPU = ("--wait-s", "0.05", "--batch", "32")
+LINK_WIDTH = 890
+LINK = (*GPU, "--width", str(LINK_WIDTH))
+LINK_MBIT = 100.0
+FRAGMENTS = 4
 CPU = ("--wait-s", "0", "--batch", "640")
 
 
@@ -100,7 +108,7 @@ def _tell(process: subprocess.Popen[str]) -> None:
 
 
 @contextmanager
-def run_of(num_learners: int) -> Iterator[str]:
+def run_of(num_learners: int, width: int = loops.WIDTH) -> Iterator[str]:
     """A coordinator, its Redis and its directory; gives the address to join."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -108,12 +116,14 @@ def run_of(num_learners: int) -> Iterator[str]:
             EmbeddedRedis(folder / "redis", persist=False) as server,
             Fleet(folder, server.url, run="bench") as fleet,
         ):
-            fleet.write_run(
-                task={"file": loops.__file__},
-                fragments={"num": 4},
-                round={"every_steps": 24, "overlap_steps": 2, "quorum": num_learners},
-                liveness={"beat_s": 1.0, "suspect_s": 5.0, "gone_s": 15.0, "lease_s": 10.0},
-            )
+            sections: dict[str, dict[str, object]] = {
+                "task": {"file": loops.__file__},
+                "task.args": {"width": width},
+                "fragments": {"num": FRAGMENTS},
+                "round": {"every_steps": 24, "overlap_steps": 2, "quorum": num_learners},
+                "liveness": {"beat_s": 1.0, "suspect_s": 5.0, "gone_s": 15.0, "lease_s": 10.0},
+            }
+            fleet.write_run(**sections)
             fleet.coordinator()
             fleet.until(fleet.snapshot, "the run in Redis")
             yield fleet.address
@@ -121,13 +131,18 @@ def run_of(num_learners: int) -> Iterator[str]:
 
 
 def compare(
-    asked: Options, step: Sequence[str], *, num: int = 1, store: str = "sound"
+    asked: Options,
+    step: Sequence[str],
+    *,
+    num: int = 1,
+    width: int = loops.WIDTH,
+    through: Sequence[str] = (),
 ) -> tuple[float, Measured, Measured]:
     """With / without ddl: the median ratio of steps per second; the medians of both sides."""
     pairs = []
     for _ in range(asked.rounds):
-        with run_of(num) as address:
-            joined = ("--join", address, "--store", store)
+        with run_of(num, width) as address:
+            joined = ("--join", address, *through)
             ours = side_by_side([(*step, *joined, "--id", f"l{i}") for i in range(num)])
         pairs.append((ours, side_by_side([step] * num)))
     ratio = median(ours.steps_per_s / plain.steps_per_s for ours, plain in pairs)
@@ -137,14 +152,39 @@ def compare(
     return ratio, with_, without
 
 
+def planned_link() -> tuple[float, bool]:
+    """What `ddl plan` says of the shaped link: the share of it that is used, and whether that is enough."""
+    link = LINK_MBIT * 1e6 / 8
+    settings = Settings()  # H = 24, tau = 2, fp32
+    numel = sum(p.numel() for p in loops.make_model(LINK_WIDTH).parameters())
+    situation = Situation(
+        fragments=(numel // FRAGMENTS,) * FRAGMENTS,
+        learners=1,
+        step_s=0.06,
+        up_bytes_per_s=link,
+        down_bytes_per_s=link,
+        coordinator_bytes_per_s=1e10,
+        settings=settings,
+    )
+    found = plan(situation)
+    return found.traffic.up_bytes / found.round_every_s / link, found.hand_in.keeps_up
+
+
 def main() -> int:
     asked = options(__doc__ or "")
     figures: dict[str, Figure] = {}
     for key, store in (("", "sound"), ("slow_store.", "slow"), ("store_away.", "away")):
-        ratio, ours, plain = compare(asked, GPU, store=store)
+        ratio, ours, plain = compare(asked, GPU, through=("--store", store))
         figures[f"{key}steps_ratio"] = Figure(ratio, "ratio", 0.98)
         figures[f"{key}stall_ratio"] = Figure(ours.stall_ratio, "ratio", 0.01, at_most=True)
         figures[f"{key}background_ms_per_step"] = Figure(1e3 * ours.cpu_per_step_s, "ms")
+    needs, keeps_up = planned_link()
+    through = ("--link-mbit", str(LINK_MBIT))
+    ratio, ours, plain = compare(asked, LINK, width=LINK_WIDTH, through=through)
+    figures["link_100mbit.needs"] = Figure(needs, "ratio")
+    figures["link_100mbit.keeps_up"] = Figure(float(keeps_up), "", 1.0)
+    figures["link_100mbit.steps_ratio"] = Figure(ratio, "ratio", 0.98)
+    figures["link_100mbit.stall_ratio"] = Figure(ours.stall_ratio, "ratio", 0.01, at_most=True)
     ratio, ours, plain = compare(asked, CPU, num=3)
     figures["cpu_bound.steps_ratio"] = Figure(ratio, "ratio", 0.92)
     figures["cpu_bound.plain_steps_per_s"] = Figure(plain.steps_per_s, "1/s")

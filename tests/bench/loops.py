@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -34,16 +35,16 @@ WIDTH = 362
 """Makes about 0.4M parameters."""
 
 
-def make_model() -> nn.Module:
+def make_model(width: int) -> nn.Module:
     layers: list[nn.Module] = []
     for _ in range(3):
-        layers += [nn.Linear(WIDTH, WIDTH), nn.Tanh()]
+        layers += [nn.Linear(width, width), nn.Tanh()]
     return nn.Sequential(*layers)
 
 
 def build(ctx: ddl.TaskContext) -> ddl.Task:
     torch.manual_seed(ctx.seed)
-    return ddl.Task(model=make_model())
+    return ddl.Task(model=make_model(int(ctx.args.get("width", WIDTH))))
 
 
 class Step:
@@ -51,15 +52,15 @@ class Step:
 
     Args:
         wait_s: how long to wait; 0 for a step that is all computed here.
-        batch: samples of the real update.
+        batch, width: samples and layers of the real update.
     """
 
-    def __init__(self, wait_s: float, batch: int) -> None:
-        self.model = make_model()
+    def __init__(self, wait_s: float, batch: int, width: int) -> None:
+        self.model = make_model(width)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-3, momentum=0.9)
         self.batch = batch
         self._wait_s = wait_s
-        self._points = torch.randn(batch, WIDTH, generator=torch.Generator().manual_seed(1))
+        self._points = torch.randn(batch, width, generator=torch.Generator().manual_seed(1))
         self._device = threading.Event()
 
     def __call__(self) -> Tensor:
@@ -137,13 +138,19 @@ def measure(
     }
 
 
+def _through_link(mbit: float, *args: Any, **kwargs: Any) -> Store:
+    return open_url(*args, **(kwargs | {"up_mbit": mbit, "down_mbit": mbit}))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--join", default="")
     parser.add_argument("--id", default="a")
     parser.add_argument("--wait-s", type=float, default=0.0)
     parser.add_argument("--batch", type=int, default=256)
+    parser.add_argument("--width", type=int, default=WIDTH)
     parser.add_argument("--store", choices=("sound", "slow", "away"), default="sound")
+    parser.add_argument("--link-mbit", type=float, help="cap, up and down")
     parser.add_argument("--warm-s", type=float, default=4.0)
     parser.add_argument("--seconds", type=float, default=10.0)
     given = parser.parse_args()
@@ -153,7 +160,11 @@ def main() -> None:
         session.open_url = lambda *args, **kwargs: TroubledStore(  # type: ignore[attr-defined]
             open_url(*args, **kwargs), given.store, trouble
         )
-    step = Step(given.wait_s, given.batch)
+    if given.link_mbit:
+        session.open_url = partial(  # type: ignore[attr-defined]
+            _through_link, given.link_mbit
+        )
+    step = Step(given.wait_s, given.batch, given.width)
     joined = (
         ddl.Learner.join(given.join, model=step.model, optimizer=step.optimizer, id=given.id)
         if given.join
