@@ -20,6 +20,9 @@ Form = Literal["text", "json"]
 REMIND_S: Final = 60.0
 """How often a trouble that lasts is told again."""
 
+LASTS_S: Final = 5.0
+"""A trouble that was told of lately is no news before it has lasted for so long."""
+
 
 class Journal:
     """Writes facts to `stream`; safe to use from several threads at once.
@@ -75,7 +78,7 @@ class Troubles:
     """What does not work now and is tried again, by subject; safe to use from several threads.
 
     Each is told when it begins, every `REMIND_S` while it lasts, and when it is over: never once a
-    try. A subject is a plural such as "spool writes", which names the facts, too:
+    try. One that comes and goes is told again only if it lasts, for `LASTS_S` within `REMIND_S`. A subject is a plural such as "spool writes", which names the facts, too:
     `spool_writes.failed` and `spool_writes.recovered`.
     """
 
@@ -84,6 +87,7 @@ class Troubles:
         self._clock = clock
         self._lock = threading.Lock()
         self._open: dict[str, _Trouble] = {}
+        self._told_at: dict[str, float] = {}
 
     def begin(self, subject: str, reason: str) -> None:
         """It has failed, once more maybe; the trouble is as old as its first failure."""
@@ -91,10 +95,12 @@ class Troubles:
         with self._lock:
             trouble = self._open.setdefault(subject, _Trouble(now))
             trouble.reason = reason
-            if now < trouble.tell_at:
-                return
-            trouble.tell_at = now + REMIND_S
             lasting_s = now - trouble.since
+            lately = now < self._told_at.get(subject, float("-inf")) + REMIND_S
+            if lately and (trouble.told or lasting_s < LASTS_S):
+                return
+            self._told_at[subject] = now
+            trouble.told = True
         lasting = f" (for {lasting_s:.0f} s now)" if lasting_s else ""
         self._journal.tell(
             f"{_fact(subject)}.failed",
@@ -103,12 +109,12 @@ class Troubles:
         )
 
     def end(self, *subjects: str) -> None:
-        """These work; nothing is told of one that has not failed."""
+        """These work; nothing is told unless their trouble was."""
         now = self._clock.monotonic()
         for subject in subjects:
             with self._lock:
                 trouble = self._open.pop(subject, None)
-            if trouble is not None:
+            if trouble is not None and trouble.told:
                 lasted_s = now - trouble.since
                 self._journal.tell(
                     f"{_fact(subject)}.recovered",
@@ -131,8 +137,9 @@ class Troubles:
 
 class _Trouble:
     def __init__(self, since: float) -> None:
-        self.since = self.tell_at = since
+        self.since = since
         self.reason = ""
+        self.told = False
 
 
 def _fact(subject: str) -> str:

@@ -55,7 +55,6 @@ class BeatThread(Worker):
         self._put_again = put_again
         self._lr = lr
         self._quiet_since: float | None = None
-        self._error = ""
 
     def work(self) -> None:
         while not self._shared.leaving.is_set():
@@ -94,13 +93,13 @@ class BeatThread(Worker):
                 up_bytes=shared.transfers.up_bytes,
                 down_bytes=shared.transfers.down_bytes,
                 store_down_s=troubles.seconds(UPLOADS, DOWNLOADS),
-                error=self._error or troubles.reasons,
+                error=troubles.reasons,
             )
 
     def leave(self, error: str) -> None:
-        """Say that this incarnation ends; called after the thread has ended."""
-        self._error = error
-        self._session.registry.leave(self.record())
+        """Say that this incarnation ends, and what has ended it if it failed; called after the
+        thread has ended."""
+        self._session.registry.leave(msgspec.structs.replace(self.record(), error=error))
 
     # ---- one beat -----------------------------------------------------------------------------
 

@@ -336,7 +336,7 @@ class Learner:
 
     def cut_off(self) -> None:
         """Say goodbye for a process that will be ended though it still has something to hand in."""
-        self._voice.left("no time is left to hand in (liveness.drain_s)")
+        self._voice.left("SIGTERM, and no time is left to hand in (liveness.drain_s)")
         self.say_goodbye()
 
     def say_goodbye(self, error: str = "") -> None:

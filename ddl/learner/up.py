@@ -22,6 +22,9 @@ from ddl.merge.movement import Movement
 from ddl.protocol.records import NO_PAYLOAD, Handin, HandinId, ObjectRef, TensorSpec
 from ddl.store.base import Body
 
+SPOOL_WAIT_S: Final = 2.0
+"""Longest wait before the local disk is tried again."""
+
 SPOILED_MAX: Final = 3
 """Snapshots in a row with values that are not finite before the learner gives up."""
 
@@ -150,7 +153,8 @@ class UpThread(Worker):
         self._session.tell("learner.spoiled", f"{error}. The run's weights are taken anew")
 
     def _keep(self, handin: Handin, payload: memoryview) -> None:
-        """Spool it; a full disk holds up this thread alone, and only until there is room."""
+        """Spool it; a full disk holds up this thread alone, and only until there is room, or until
+        the learner is to leave: its last contributions go to the store without a copy here."""
         troubles, attempt = self._session.troubles, 0
         while True:
             try:
@@ -158,7 +162,8 @@ class UpThread(Worker):
             except StoreError as error:
                 attempt += 1
                 troubles.begin(SPOOL, str(error))
-                if self._shared.leaving.wait(backoff_s(attempt)):
+                draining = self._shared.machine.draining
+                if draining or self._shared.leaving.wait(backoff_s(attempt, most=SPOOL_WAIT_S)):
                     return
             else:
                 troubles.end(SPOOL)

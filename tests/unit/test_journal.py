@@ -94,6 +94,34 @@ def test_a_trouble_is_told_at_both_its_ends_and_now_and_then_between() -> None:
     ]
 
 
+def test_a_trouble_that_comes_and_goes_is_not_told_each_time() -> None:
+    """Again only once it has lasted for 5 s, or a minute after the last word; its end if its begin."""
+    stream, clock = io.StringIO(), Ticking()
+    troubles = Troubles(Journal(stream, clock=clock), clock)
+
+    def fail_at(*instants: float) -> None:
+        for clock.now in instants:
+            troubles.begin("uploads", f"failed at {clock.now:g}")
+        clock.now += 0.5
+        troubles.end("uploads")
+
+    fail_at(0.0)
+    fail_at(1.0)
+    fail_at(2.0, 4.0, 6.9)
+    fail_at(10.0, 12.0, 15.0, 18.0)
+    fail_at(74.0)
+    fail_at(75.0)
+    told = [line.split(maxsplit=1)[1] for line in stream.getvalue().splitlines()]
+    assert told == [
+        "uploads.failed           failed at 0; trying again",
+        "uploads.recovered        uploads work again after 0 s",
+        "uploads.failed           failed at 15; trying again (for 5 s now)",
+        "uploads.recovered        uploads work again after 8 s",
+        "uploads.failed           failed at 75; trying again",
+        "uploads.recovered        uploads work again after 0 s",
+    ]
+
+
 def test_numbers_have_their_nouns() -> None:
     """One is one, and thousands are told apart."""
     assert [counted(n, "step") for n in (0, 1, 2, 1000)] == [
