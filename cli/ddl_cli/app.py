@@ -10,7 +10,7 @@ import typer
 from ddl import __version__
 from ddl.errors import DdlError
 from ddl_cli.catalogue import Commands
-from ddl_cli.exits import exit_code
+from ddl_cli.exits import Exit, exit_code
 
 app = typer.Typer(
     name="ddl",
@@ -76,3 +76,8 @@ def main() -> None:
             f"ddl: {error}", style="red", markup=False, highlight=False
         )
         sys.exit(exit_code(error))
+    except SystemExit as ended:
+        # click and rich make a 1 of it; whoever reads the output may stop at any time, as `head` does
+        if isinstance(ended.__context__, BrokenPipeError):
+            sys.exit(Exit.OK)
+        raise

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final
 
-from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from ddl.core.membership import PRESENT
@@ -18,6 +16,7 @@ from ddl.protocol.wire import SCHEMA
 from ddl.registry.reader import RedisReader, read_runs
 from ddl.store.base import Store
 from ddl_cli.units import short_number
+from ddl_cli.view.text import Canvas, Column, Table, optional, sentence
 
 STEP_WITHIN: Final = 8
 """How many records back the newest step, and its loss, are looked for."""
@@ -122,27 +121,40 @@ def _in_store(store: Store, name: str) -> RunRow | None:
     )
 
 
-def table(runs: RunList) -> RenderableType:
-    """The list for people; what is wrong with a run stands below."""
-    rows = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
-    for title in ("run", "state", "version", "tokens", "loss", "learners", "coordinator", "store"):
-        number = title in ("version", "tokens", "loss", "learners")
-        rows.add_column(title, justify="right" if number else "left", overflow="fold")
+def lines(runs: RunList, canvas: Canvas) -> list[Text]:
+    """The list for people, as wide as the canvas; what is wrong with a run stands below."""
+    good = [row for row in runs.runs if not row.problem]
+    shown = _TABLE.lines(good, canvas, 0.0) if good else []
     for row in runs.runs:
-        if not row.problem:
-            rows.add_row(*_cells(row))
-    problems = [Text(f"{row.name}: {row.problem}", "yellow") for row in runs.runs if row.problem]
-    return Group(*([rows] if rows.row_count else []), *problems)
+        if row.problem:
+            shown += sentence(f"{row.name}: {row.problem}", canvas, style="yellow")
+    return shown
 
 
-def _cells(row: RunRow) -> list[str]:
-    return [
-        row.name,
-        row.state,
-        str(row.global_version),
-        short_number(row.progress),
-        "-" if row.loss is None else f"{row.loss:.3f}",
-        "?" if row.num_learners is None else str(row.num_learners),
-        "?" if row.coordinator is None else row.coordinator or "none",
-        row.store,
-    ]
+def _text(title: str, rank: int, cell: Callable[[RunRow], str]) -> Column[RunRow]:
+    return Column(title, rank, lambda row, _: cell(row), right=False)
+
+
+def _number(title: str, rank: int, cell: Callable[[RunRow], str]) -> Column[RunRow]:
+    return Column(title, rank, lambda row, _: cell(row))
+
+
+_TABLE: Final = Table[RunRow](
+    "run",
+    lambda row: row.name,
+    (
+        _text("state", 1, lambda row: row.state),
+        _number("version", 2, lambda row: str(row.global_version)),
+        _number("tokens", 6, lambda row: short_number(row.progress)),
+        _number("loss", 7, lambda row: optional(row.loss, ".3f")),
+        _number(
+            "learners", 3, lambda row: "?" if row.num_learners is None else f"{row.num_learners}"
+        ),
+        _text(
+            "coordinator",
+            5,
+            lambda row: "?" if row.coordinator is None else row.coordinator or "none",
+        ),
+        _text("store", 4, lambda row: row.store),
+    ),
+)

@@ -16,7 +16,7 @@ from ddl.codec.frame import TensorPlan, plan_frame, read_frame
 from ddl.coordinator.history import History
 from ddl.coordinator.payloads import Payloads
 from ddl.core.log import LogState
-from ddl.errors import IntegrityError
+from ddl.errors import ConfigError, IntegrityError
 from ddl.protocol.records import RunRecord
 from ddl.protocol.wire import SCHEMA, canonical
 from ddl.store.base import Store
@@ -53,14 +53,14 @@ def export_model(store: Store, run_name: str, out: Path, *, at: int | None = Non
         out: a folder, made if need be.
         at: global version; None for the newest.
     Raises:
-        ConfigError: there is no such run or version; IntegrityError: an object is missing (a version
-            that is not kept any more) or damaged; StoreError, also for the disk of `out`.
+        ConfigError: no such run or version, or `out` can be no folder; IntegrityError: an object is
+            missing (a version that is not kept any more) or damaged; StoreError, also for the disk
+            of `out`.
     """
     run = History(store, run_name).existing_run()
     log, tensors = read_version(store, run, at)
     path = out / f"{run.name}-v{log.global_version:08d}.safetensors"
-    with disk_errors(f"cannot make {out}", out):
-        out.mkdir(parents=True, exist_ok=True)
+    _make(out)
     _write(path, run, log, tensors)
     with disk_errors(f"cannot read {path}", out):
         digest, size = sha256_file(path), path.stat().st_size
@@ -110,8 +110,7 @@ def export_for_hub(
     names = [f"model-{n:05d}-of-{len(shards):05d}.safetensors" for n in range(1, len(shards) + 1)]
     if len(shards) == 1:
         names = ["model.safetensors"]
-    with disk_errors(f"cannot make {out}", out):
-        out.mkdir(parents=True, exist_ok=True)
+    _make(out)
     for name, shard in zip(names, shards, strict=True):
         with whole_file(out / name) as file:
             file.write_at(0, memoryview(safetensors.torch.save(shard, {"format": "pt"})))
@@ -148,6 +147,16 @@ def _shards(tensors: Mapping[str, Tensor], shard_bytes: int) -> list[dict[str, T
 
 def _num_bytes(tensor: Tensor) -> int:
     return tensor.numel() * tensor.element_size()
+
+
+def _make(out: Path) -> None:
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot make the folder {out}: {error.strerror}",
+            hint="Name another one, which this user may write to",
+        ) from error
 
 
 def read_version(

@@ -124,6 +124,11 @@ TABLE = {
             "learner join {run} --task {other} --store file://{out}/../missing",
         ],
     ),
+    "a folder that cannot be made": (
+        2,
+        "cannot make the folder",
+        ["export {run} --out {good}", "export {run} --out {good}/below"],
+    ),
     "nothing to remove": (2, "nothing of a run", ["rm {unmade} --yes", "rm {unknown} --yes"]),
     "a Redis that does not answer": (
         3,

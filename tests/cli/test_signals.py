@@ -73,3 +73,18 @@ def test_an_interrupt_that_is_ignored_stays_so() -> None:
     ) as process:
         process.send_signal(signal.SIGINT)
         assert process.wait(timeout=30) == 0
+
+
+@pytest.mark.parametrize("words", [("config", "show"), ("doctor", "--no-torch"), ("--help",)])
+def test_whoever_reads_the_output_may_stop(words: tuple[str, ...]) -> None:
+    """As `ddl ... | head` does: no failure, whether the rest is written at once or bit by bit."""
+    with subprocess.Popen(
+        [sys.executable, "-m", "ddl_cli", *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "PYTHONUNBUFFERED": "1"},
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.close()
+        _, told = process.communicate(timeout=60)
+        assert (process.returncode, told) == (0, b"")

@@ -13,7 +13,7 @@ from ddl import config
 from ddl.codec.frame import read_frame
 from ddl.coordinator.export import export_for_hub, export_model
 from ddl.coordinator.genesis import create, draft
-from ddl.errors import ConfigError, IntegrityError, StoreError
+from ddl.errors import ConfigError, IntegrityError
 from ddl.protocol.records import RunRecord
 from ddl.store.local import LocalStore
 from tests.coordinating import RUN, write_run
@@ -85,7 +85,7 @@ def test_what_is_not_there_cannot_be_exported(store: LocalStore, tmp_path: Path)
     with pytest.raises(ConfigError, match=r"no version 1\. Its versions are 0 to 0"):
         export_model(store, RUN, tmp_path / "out", at=1)
     (tmp_path / "file").write_text("")
-    with pytest.raises(StoreError, match="cannot make"):
+    with pytest.raises(ConfigError, match="cannot make the folder"):
         export_model(store, RUN, tmp_path / "file" / "out")
 
 

@@ -47,9 +47,12 @@ def runs(
     elif found.runs:
         from rich.console import Console
 
-        from ddl_cli.listing import table
+        from ddl_cli.listing import lines
+        from ddl_cli.view.paper import canvas
 
-        Console(highlight=False).print(table(found))
+        console = Console(highlight=False)
+        for line in lines(found, canvas(console)):
+            console.print(line, soft_wrap=True)
     else:
         typer.echo(f"no runs at {found.where}", err=True)
 
