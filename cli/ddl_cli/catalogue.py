@@ -43,6 +43,8 @@ SECTIONS: Final[dict[str, tuple[Entry, ...]]] = {
     ),
     "To see": (
         Entry("status:status", "ddl status RUN", "live view: who, what, why not"),
+        Entry("explain:explain", "ddl explain RUN version 40", "how something came about"),
+        Entry("events:events", "ddl events RUN --follow", "what happened, and happens"),
         Entry("report:report", "ddl report RUN --out DIR", "a run on one page, with plots"),
         Entry("runs:runs", "ddl runs", "which runs there are"),
     ),

@@ -15,8 +15,6 @@ from ddl_cli.resolve import Place
 from ddl_cli.units import short_time
 
 if TYPE_CHECKING:
-    from ddl.coordinator.history import History
-    from ddl.protocol.records import LogRecord
     from ddl.registry.reader import RedisReader
     from ddl.store.base import Store
 
@@ -133,6 +131,7 @@ def read_log(store: Store, run_name: str, *, redis_error: str) -> RunSnapshot | 
     """
     from ddl.coordinator.history import History
     from ddl.core.facts import told_by
+    from ddl_cli.records import read_records
 
     history = History(store, run_name)
     run = history.run_record()
@@ -140,9 +139,9 @@ def read_log(store: Store, run_name: str, *, redis_error: str) -> RunSnapshot | 
         return None
     log = history.fold(run)
     first = max(1, log.seq - RECORDS_TOLD + 1)
-    newest = _records(history, range(first, log.seq + 1))
+    newest = [*read_records(history, range(first, log.seq + 1))]
     apart = max(1, first // CURVE_POINTS)
-    older = _records(history, range(1, first, apart))
+    older = read_records(history, range(1, first, apart))
     return snapshot_of_log(
         run,
         log,
@@ -154,8 +153,3 @@ def read_log(store: Store, run_name: str, *, redis_error: str) -> RunSnapshot | 
         ),
         redis_error=redis_error,
     )
-
-
-def _records(history: History, seqs: range) -> list[LogRecord]:
-    entries = (history.read(seq) for seq in seqs)
-    return [entry.record for entry in entries if entry is not None]

@@ -32,6 +32,11 @@ def counted(num: int, thing: str) -> str:
     return f"{num} {thing}" if num == 1 else f"{num} {thing}s"
 
 
+def fine_time(seconds: float) -> str:
+    """The same for what may take milliseconds: 4 ms, 1.2 s."""
+    return short_time(seconds) if seconds >= 1 else f"{1e3 * max(0.0, seconds):.0f} ms"
+
+
 def short_names(names: Sequence[str], width: int) -> list[str]:
     """Names of at most `width` characters (4 or more) that stay different from each other.
 

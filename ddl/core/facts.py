@@ -79,7 +79,14 @@ def _about_round(name: str, round_: OpenRound, reason: str) -> Say:
 
 
 def order_given(learner: str, order: Order, who: str) -> Say:
-    sentence = f"{learner} is to {order.kind}: {order.reason} ({who})"
+    meanings = {
+        "kick": "has to leave, and nothing of it is merged any more",
+        "drain": "is to hand in what it has and leave",
+        "realign": "is to take the run's weights anew",
+    }
+    sentence = f"{learner} {meanings[order.kind]}"
+    sentence += f": {order.reason}" if order.reason else ""
+    sentence += f" ({who})" if who else ""
     return Say(f"order.{order.kind}", sentence, {"learner": learner})
 
 

@@ -34,10 +34,6 @@ class RedisCoordinator(RedisRun):
         self._run = run
         self._arrivals = self._server.waiter(self._keys.arrivals)
 
-    def now(self) -> float:
-        seconds, microseconds = self._server.call("TIME")
-        return int(seconds) + int(microseconds) / 1e6
-
     # ---- the lease
 
     def take_lease(self, lease: Lease, *, ttl_s: float, min_epoch: int) -> LeaseReply:

@@ -35,6 +35,11 @@ class RedisRun:
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._server.where!r}, {self._keys.prefix!r})"
 
+    def now(self) -> float:
+        """Redis server time in seconds."""
+        seconds, microseconds = self._server.call("TIME")
+        return int(seconds) + int(microseconds) / 1e6
+
     def read_entry(self) -> RunEntry | None:
         """The run's entry, or None if Redis does not know the run."""
         raw = self._server.call("HGET", self._keys.run, "entry")

@@ -433,7 +433,9 @@ def test_a_drained_learner_hands_in_and_leaves() -> None:
     leaving = run.add_learner("b", ConstantGradient(run.layout, lr=0.1))
     run.go(commits=3)
     assert ask(run, "drain", learner="b") == "done"
-    assert said(coordinator, "order.drain") == ["b is to drain: because (ann)"]
+    assert said(coordinator, "order.drain") == [
+        "b is to hand in what it has and leave: because (ann)"
+    ]
     assert run.time.run(60.0, until=lambda: not leaving.alive)
     answer = ask(run, "drain", id_="2", learner="nobody")
     assert answer == "refused: no learner 'nobody' is in the run; in it: a, b"

@@ -8,7 +8,7 @@ from typing import Any, Final
 from rich.text import Text
 
 from ddl.protocol.records import Fact, Round, RunSnapshot
-from ddl_cli.units import short_time
+from ddl_cli.units import fine_time, short_time
 from ddl_cli.view.events import PUBLISHED
 from ddl_cli.view.text import UNKNOWN, Canvas, Column, Table, cropped, optional, sentence
 
@@ -72,13 +72,9 @@ def _field(fact: Fact, name: str) -> Any:
 def _seconds(name: str) -> Column[Fact]:
     def cell(fact: Fact, _now: float) -> str:
         waits = fact.fields.get("waits") or {}
-        return _short(waits[name]) if name in waits else UNKNOWN
+        return fine_time(waits[name]) if name in waits else UNKNOWN
 
     return Column(name.removesuffix("_s"), _WAITS.index(name) + 3, cell)
-
-
-def _short(seconds: float) -> str:
-    return short_time(seconds) if seconds >= 1 else f"{1e3 * seconds:.0f} ms"
 
 
 CLOSED: Final = Table(
