@@ -37,6 +37,10 @@ class Polled(NamedTuple):
         answer explains it."""
         return abs(seconds) > JUMP_S + (self.heard_at - self.asked_at)
 
+    def gap_s(self, beat_s: float) -> float:
+        """Seconds until the next reading, whatever arrives."""
+        return min(beat_s, max(LEAST_GAP_S, GAP_RATIO * (self.heard_at - self.asked_at)))
+
 
 class Unreachable(NamedTuple):
     """Redis could not be read."""
@@ -72,9 +76,9 @@ class Watcher:
             try:
                 asked_at = self._clock.monotonic()
                 poll = self._registry.poll()
-                heard_at = self._clock.monotonic()
-                self._put(Polled(poll, asked_at, heard_at))
-                gap_s = min(self.beat_s, max(LEAST_GAP_S, GAP_RATIO * (heard_at - asked_at)))
+                polled = Polled(poll, asked_at, heard_at=self._clock.monotonic())
+                self._put(polled)
+                gap_s = polled.gap_s(self.beat_s)
                 self._closing.wait(gap_s)
                 self._registry.wait_arrivals(self.beat_s - gap_s)
             except RegistryError as error:

@@ -14,7 +14,8 @@ from typing import NamedTuple
 from ddl.core.learner import LearnerMachine
 from ddl.core.log import HISTORY, LogState
 from ddl.core.machine import Machine
-from ddl.protocol.records import Amount, Handin, HandinId, LedgerRow
+from ddl.protocol.keys import handin_field
+from ddl.protocol.records import Amount, HandinId, LedgerRow
 
 
 def check(machine: Machine) -> list[str]:
@@ -124,10 +125,13 @@ def _log(log: LogState) -> Iterator[str]:
 
 def _contributions(machine: Machine) -> Iterator[str]:
     inbox, job = machine.inbox, machine.job
-    merging = {i.handin.id for i in job.inputs} if job is not None else set()
-    for id_, pending in inbox.pending.items():
-        if (pending.phase == "merging") != (id_ in merging):
-            yield f"{id_} is {pending.phase}, but the record under way merges {sorted(merging)}"
+    merging = set(job.pendings) if job is not None else set()
+    marked = {pending for pending in inbox.pending.values() if pending.phase == "merging"}
+    if marked != merging:
+        yield (
+            f"marked as merging are {sorted(p.handin.id for p in marked)}, in the record under way "
+            f"are {sorted(p.handin.id for p in merging)}"
+        )
     for id_, receipt in inbox.unlogged.items():
         if receipt.id != id_ or receipt.fate == "merged":
             yield f"{id_} waits for a record with receipt {receipt}"
@@ -137,17 +141,21 @@ def _accounts(machine: Machine) -> Iterator[str]:
     """What is wrong in how that which waits for a receipt is kept, or how it goes with the log."""
     log, inbox = machine.log, machine.inbox
     for id_ in _waiting(machine):
-        last = log.account_seq(*id_[:3])
+        account = log.accounts.get(handin_field(id_.learner, id_.incarnation, id_.fragment))
+        last, settled = (account.last.seq, account.settled) if account else (0, Amount())
         if id_.seq != last + 1:
             yield f"{id_} waits for a receipt where {last + 1} is next"
-    for id_, pending in inbox.pending.items():
-        handin, settled = pending.handin, log.settled(*id_[:3])
+        pending = inbox.pending.get(id_)
+        if pending is None:
+            continue
+        handin = pending.handin
         named = (handin.learner, handin.incarnation, handin.fragment, handin.seq)
         if id_ != named or pending not in inbox.of(handin.fragment):
             yield f"{handin.id} is pending as {id_}, or not with its fragment"
         if id_ in inbox.unlogged:
             yield f"{id_} has a fate and is pending as well"
-        if handin.total != settled + _amount(handin):
+        due = settled.steps + handin.steps, settled.tokens + handin.tokens
+        if (handin.total.steps, handin.total.tokens) != due:
             yield f"{id_} reports {handin.total} in all, and {settled} is settled before it"
     if sum(len(inbox.of(p)) for p in range(len(log.fragments))) != len(inbox.pending):
         yield "the fragments' pending contributions are not all pending contributions"
@@ -162,13 +170,13 @@ def _rounds(machine: Machine) -> Iterator[str]:
     merging = machine.job.round if machine.job is not None else None
     rounds = list(machine.board.rounds.values())
     under_way = rounds if merging is None else [*rounds, merging]
-    for count, what in (
-        (len({r.fragment for r in under_way}), "fragments"),
-        (len({r.launch for r in under_way}), "launch numbers"),
-    ):
-        if count != len(under_way):
-            yield f"{len(under_way)} rounds are under way for {count} {what}"
-    if sum(not r.extended for r in rounds) > settings.in_flight:
+    fragments, launches = {r.fragment for r in under_way}, {r.launch for r in under_way}
+    if not len(fragments) == len(launches) == len(under_way):
+        yield (
+            f"{len(under_way)} rounds are under way for {len(fragments)} fragments and "
+            f"{len(launches)} launch numbers"
+        )
+    if len(rounds) > settings.in_flight < sum(not r.extended for r in rounds):
         yield f"{len(rounds)} rounds are open, round.in_flight is {settings.in_flight}"
     for round_ in under_way:
         head = log.fragments[round_.fragment]
@@ -198,16 +206,18 @@ def _job(machine: Machine) -> Iterator[str]:
 
 def _members(machine: Machine) -> Iterator[str]:
     membership = machine.membership
-    expected = {member.id for member in membership.members.values() if member.expected}
+    expected = {id_ for id_, member in membership.members.items() if member.expected}
     if expected != membership.expected:
         yield f"rounds wait for {sorted(membership.expected)}, expected are {sorted(expected)}"
 
 
 def _learner(machine: LearnerMachine) -> Iterator[str]:
+    trained = machine.trained
     for fragment, track in enumerate(machine.tracks):
-        accounted = track.handed_in + track.discarded + track.in_u
-        if accounted != machine.trained:
-            yield f"f{fragment}: {machine.trained} was trained, {accounted} is accounted for"
+        a, b, c = track.handed_in, track.discarded, track.in_u
+        steps, tokens = a.steps + b.steps + c.steps, a.tokens + b.tokens + c.tokens
+        if (steps, tokens) != (trained.steps, trained.tokens):
+            yield f"f{fragment}: {trained} was trained, accounted for are {a}, {b}, {c}"
         if track.in_u.steps and track.oldest_base > track.version:
             yield f"f{fragment}: holds v{track.version}, and steps on v{track.oldest_base}"
         if (track.encoding or track.uploading) and track.outstanding is None:
@@ -218,7 +228,3 @@ def _learner(machine: LearnerMachine) -> Iterator[str]:
                 yield f"f{fragment}: seq {track.outstanding.seq} is outstanding, {track.seq} the last"
         if machine.aligned and (track.version < 0 or not track.hash):
             yield f"f{fragment}: aligned, but no version was adopted"
-
-
-def _amount(handin: Handin) -> Amount:
-    return Amount(steps=handin.steps, tokens=handin.tokens)

@@ -121,7 +121,7 @@ class Process:
 
     def start(self, thread: Thread[None]) -> None:
         """Run a thread, from now on."""
-        self._go_on(thread, None)
+        self.go_on(thread, None)
 
     def kill(self) -> None:
         """End at once, as by SIGKILL. What is on its way to a service still gets there."""
@@ -137,9 +137,10 @@ class Process:
         self.suspended = False
         held, self._held = self._held, []
         for thread, value in held:
-            self._go_on(thread, value)
+            self.go_on(thread, value)
 
-    def _go_on(self, thread: Thread[None], value: Any) -> None:
+    def go_on(self, thread: Thread[None], value: Any) -> None:
+        """Run a thread until its next wait, giving it what this one was for."""
         if not self.alive:
             return
         if self.suspended:
@@ -153,30 +154,38 @@ class Process:
         except KilledError:
             self.kill()
             return
+        turn = _Turn(self, thread)
         if isinstance(wait, float):
-            self.timeline.after(wait, lambda: self._go_on(thread, None))
-        elif isinstance(wait, Until):
-            self._wait(thread, wait)
+            self.timeline.after(wait, turn.come)
+        elif isinstance(wait, Answer):
+            wait.ask(turn.take)
+        elif wait.signal.count != wait.seen:
+            self.timeline.after(0.0, turn.come)
         else:
-            wait.ask(_once(lambda value: self._go_on(thread, value)))
-
-    def _wait(self, thread: Thread[None], wait: Until) -> None:
-        go_on = _once(lambda _: self._go_on(thread, None))
-        if wait.signal.count != wait.seen:
-            self.timeline.after(0.0, lambda: go_on(None))
-        else:
-            wait.signal.wait(lambda: self.timeline.after(0.0, lambda: go_on(None)))
-            self.timeline.after(wait.seconds, lambda: go_on(None))
+            wait.signal.wait(turn.soon)
+            self.timeline.after(wait.seconds, turn.come)
 
 
-def _once(action: Callable[[Any], None]) -> Callable[[Any], None]:
-    """Does the action the first time that it is called, and then nothing more."""
-    done = False
+class _Turn:
+    """One wait of a thread: it goes on with whatever comes first, and then never again."""
 
-    def act(value: Any) -> None:
-        nonlocal done
-        if not done:
-            done = True
-            action(value)
+    __slots__ = ("_process", "_thread")
 
-    return act
+    def __init__(self, process: Process, thread: Thread[None]) -> None:
+        self._process: Process | None = process
+        self._thread = thread
+
+    def take(self, value: Any) -> None:
+        """Go on with a value, or an error to be raised."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.go_on(self._thread, value)
+
+    def come(self) -> None:
+        """Go on."""
+        self.take(None)
+
+    def soon(self) -> None:
+        """Go on at this instant, but not within whoever calls this."""
+        if self._process is not None:
+            self._process.timeline.after(0.0, self.come)

@@ -215,7 +215,8 @@ class Coordinator(Process):
                 for event in self._events(self._inbox.popleft(), mirror):
                     self._step(event, mirror)
             mirror.flush()
-            yield registry.spent_s()
+            if spent_s := registry.spent_s():
+                yield spent_s
 
     def _put(self, message: Message) -> None:
         self._inbox.append(message)
@@ -287,8 +288,6 @@ class Coordinator(Process):
                 mirror.note_answer(request_id)
             case e.Say(name, text):
                 self.say(name, text)
-            case e.Sweep():
-                pass
             case e.Quit(reason):
                 raise LeaseLostError(reason)
             case _:
@@ -297,6 +296,7 @@ class Coordinator(Process):
     # ---- the watcher --------------------------------------------------------------------------
 
     def _poll(self) -> Thread[None]:
+        """See `Watcher`."""
         beat_s = self.world.run.settings.liveness.beat_s
         while True:
             asked_at, seen = self.now, self.world.redis.arrivals.count
@@ -306,8 +306,11 @@ class Coordinator(Process):
                 self._put(Unreachable(error))
                 yield beat_s
             else:
-                self._put(Polled(poll, asked_at, self.now))
-                yield Until(self.world.redis.arrivals, seen, beat_s)
+                polled = Polled(poll, asked_at, heard_at=self.now)
+                self._put(polled)
+                gap_s = polled.gap_s(beat_s)
+                yield gap_s
+                yield Until(self.world.redis.arrivals, seen, beat_s - gap_s)
 
     # ---- the lease's thread -------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ddl.sim.learner import Learner
     from ddl.sim.world import World
 
-MEAN_GAP_S: Final = 1.2
+MEAN_GAP_S: Final = 1.0
 """Mean time between two faults."""
 
 REPLICA_S: Final = 1.5
@@ -156,10 +156,10 @@ class Faulty:
         return f"{process.name}, at write {link.dies_in} to {link.service}"
 
     def _suspend_learner(self) -> str:
-        return self._suspend(self._learner(), self._rng.uniform(0.5, 6.0))
+        return self._suspend(self._learner(), self._rng.uniform(0.5, 5.0))
 
     def _suspend_coordinator(self) -> str:
-        return self._suspend(self._leader(), self._rng.uniform(0.5, 6.0))
+        return self._suspend(self._leader(), self._rng.uniform(0.5, 4.0))
 
     def _suspend(self, process: Process, seconds: float) -> str:
         process.suspend()
@@ -182,7 +182,7 @@ class Faulty:
     # ---- networks and services ----------------------------------------------------------------
 
     def _cut(self, name: str, service: Service) -> str:
-        seconds = self._rng.uniform(0.5, 4.0)
+        seconds = self._rng.uniform(0.5, 3.0)
         way = (name, service)
         self._world.network.cut.add(way)
         self._for(seconds, lambda: self._world.network.cut.discard(way))

@@ -43,7 +43,8 @@ ENCODE_S = 0.02
 BACKOFF_S = 0.2
 BACKOFF_MOST_S = 2.0
 DAMAGED_MAX = 5
-LEAST_GAP_S = 0.02
+GAP_S = (0.02, 0.2)
+"""Shortest time between two beats: a step, within these bounds; see `BeatThread`."""
 
 
 class Spool(dict[HandinId, tuple[Handin, bytes]]):
@@ -84,6 +85,7 @@ class Learner(Process):
         self._u_steps = [0] * world.num_fragments
         self._changed = Signal()
         self._work: deque[Callable[[], Thread[None]]] = deque()
+        self._work_arrived = Signal()
         self._again: set[HandinId] = set()
         self._quiet_since: float | None = None
         self._store_down_since: float | None = None
@@ -234,10 +236,8 @@ class Learner(Process):
                 + (" (re-aligns)" if adoption.realign else ""),
             )
         self._check()
-        for fragment, movement in enumerate(self.movements):
-            self.world.judge.expect(
-                movement.balances, f"{self.name}: u of f{fragment} is not what was trained"
-            )
+        off = [fragment for fragment, m in enumerate(self.movements) if not m.balances]
+        self.world.judge.expect(not off, f"{self.name}: u of {off} is not what was trained")
 
     def _snapshot(self, snapshot: Snapshot) -> None:
         steps = self._u_steps[snapshot.fragment]
@@ -248,13 +248,12 @@ class Learner(Process):
         self._u_steps[snapshot.fragment] = 0
         movement = self.movements[snapshot.fragment]
         theta, in_hand = movement.theta, movement.in_hand
-        self._work.append(lambda: self._hand_in(snapshot, theta, in_hand))
-        self._changed.notify()
+        self._order(lambda: self._hand_in(snapshot, theta, in_hand))
 
     def _leave(self, reason: str) -> Thread[None]:
         """See `Learner.close`: uploads have what is left of `drain_s` to end."""
         self._finishing = True
-        self._changed.notify()
+        self._work_arrived.notify()
         deadline = self.now + max(0.5, self._machine.drain_left_s(self.now))
         while self._finishing and self.now < deadline:
             yield self._until_changed(deadline - self.now)
@@ -272,7 +271,7 @@ class Learner(Process):
         for id_ in sorted(self.spool):
             handin, _ = self.spool[id_]
             self._machine.on_inherited(handin)
-            self._work.append(lambda handin=handin: self._repeat(handin))  # type: ignore[misc]
+            self._order(lambda handin=handin: self._repeat(handin))  # type: ignore[misc]
 
     def _up(self) -> Thread[None]:
         while True:
@@ -283,7 +282,11 @@ class Learner(Process):
                 self._changed.notify()
                 return
             else:
-                yield self._until_changed(60.0)
+                yield Until(self._work_arrived, self._work_arrived.count, 60.0)
+
+    def _order(self, work: Callable[[], Thread[None]]) -> None:
+        self._work.append(work)
+        self._work_arrived.notify()
 
     def _hand_in(self, snapshot: Snapshot, theta: int, in_hand: int) -> Thread[None]:
         yield ENCODE_S
@@ -373,8 +376,7 @@ class Learner(Process):
         handin = self.stored.get(id_)
         if handin is not None and id_ not in self._again:
             self._again.add(id_)
-            self._work.append(lambda: self._repeat(handin))
-            self._changed.notify()
+            self._order(lambda: self._repeat(handin))
 
     # ---- the beat thread ------------------------------------------------------------------------
 
@@ -397,7 +399,8 @@ class Learner(Process):
             yield beat_s
             return
         seen = self.world.redis.news.count
-        yield LEAST_GAP_S
+        least, most = GAP_S
+        yield min(max(least, self._usual_step_s), most)
         if self.to_redis.is_cut:
             yield beat_s
         else:
@@ -412,6 +415,8 @@ class Learner(Process):
         )
         seq_before = machine.head.seq if machine.head else -1
         machine.on_beat(reply)
+        if not reply.coordinated:
+            machine.on_silence(self.now)
         must_register = machine.must_register
         moved = machine.head is not None and machine.head.seq != seq_before
         self._forget_receipted()

@@ -364,7 +364,11 @@ class LearnerSide(_Side):
         newest = tables.newest_incarnation(record.id)
         if tables.entry is None:
             return BeatReply(
-                now=now, boot="", registered=False, incarnation=max(newest, record.incarnation)
+                now=now,
+                boot="",
+                registered=False,
+                coordinated=False,
+                incarnation=max(newest, record.incarnation),
             )
         if tables.lineage != record.lineage:
             raise RefusedError(
@@ -401,6 +405,7 @@ class LearnerSide(_Side):
             again=tuple(again),
             order=order if order and order.incarnation == record.incarnation else None,
             settings=None if known else tables.entry.settings,
+            coordinated=redis.lease()[0] is not None,
         )
 
     def announce(self, handin: Handin, *, incarnation: int) -> str:
@@ -470,26 +475,26 @@ class ReaderSide(_Side):
             receipts=dict(tables.receipts),
             facts=tuple(tables.facts)[-num_facts:],
             broken=(),
+            orders=dict(tables.orders),
             standbys=tuple(
                 holder for holder, until in tables.standbys.items() if until > self._redis.clock()
             ),
         )
 
-    def request(self, request: Request) -> None:
-        if self._redis.tables.entry is None:
-            raise UnknownRunError("Redis does not know the run")
-            orders=dict(tables.orders),
-        self._redis.tables.requests[request.id] = request
-        self._redis.arrivals.notify()
-
-    def remove_run(self) -> None:
-        self._redis.flush()
     def facts(self, *, after: str = "", limit: int) -> list[tuple[str, Fact]]:
         placed = [(f"{place:09d}", fact) for place, fact in enumerate(self._redis.tables.facts)]
         if after:
             return [row for row in placed if row[0] > after][:limit]
         return placed[-limit:]
 
+    def request(self, request: Request) -> None:
+        if self._redis.tables.entry is None:
+            raise UnknownRunError("Redis does not know the run")
+        self._redis.tables.requests[request.id] = request
+        self._redis.arrivals.notify()
+
+    def remove_run(self) -> None:
+        self._redis.flush()
 
 
 def _field(handin: Handin) -> str:

@@ -49,7 +49,7 @@ LEARNERS: Final = ("ada", "ben", "cyd", "dot", "eve", "fay", "gus", "hal")
 COORDINATORS: Final = ("one", "two")
 NUM_FRAGMENTS: Final = 4
 
-CHAOS_S: Final = 19.0
+CHAOS_S: Final = 14.0
 """How long things go wrong."""
 
 SETTLE_S: Final = 3.0
@@ -198,7 +198,7 @@ class World:
         before = self.learners.get(name)
         if before is not None and before.alive:
             self._twins.append(before)
-        step_s = self._rng.uniform(0.25, 0.5)
+        step_s = self._rng.uniform(0.15, 0.3)
         self.learners[name] = Learner(self, name, step_s=step_s, takeover=takeover)
 
     # ---- what the parts ask of it ---------------------------------------------------------------
@@ -304,10 +304,10 @@ class World:
             health=HealthSettings(rollback=rng.choice(["off", "hold", "auto"])),
             keep=KeepSettings(versions=rng.choice([1, 3]), every=rng.choice([0, 8])),
             liveness=LivenessSettings(
-                beat_s=1.0,
-                suspect_s=3.0,
-                gone_s=6.0,
-                lease_s=3.0,
+                beat_s=0.6,
+                suspect_s=2.0,
+                gone_s=4.0,
+                lease_s=2.0,
                 drain_s=3.0,
                 max_offline_s=rng.choice([3.0, 30.0]),
                 offline_action=rng.choice(["pause", "exit"]),

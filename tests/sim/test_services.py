@@ -54,6 +54,7 @@ test_a_higher_epoch_fences = C.test_a_higher_epoch_that_writes_fences_the_lower_
 test_a_forgotten_learner = C.test_a_forgotten_learner_is_gone_unless_it_came_back
 test_an_older_incarnation = C.test_an_older_incarnation_cannot_come_back
 test_a_beat = C.test_a_beat_says_and_hears_everything
+test_a_beat_tells = C.test_a_beat_tells_whether_anybody_coordinates
 test_repeated_handins = C.test_repeated_handins_are_entered_once
 test_only_the_next_seq = C.test_only_the_next_seq_is_entered
 test_a_fenced_incarnation = C.test_a_fenced_incarnation_changes_nothing

@@ -127,7 +127,7 @@ PLANTED: list[tuple[Callable[[Machine], None], str]] = [
     (cook_shares, "tokens merged lately"),
     (lose_from_fragment, "not with its fragment"),
     (settle_and_keep, "has a fate and is pending as well"),
-    (merge_without_a_job, "is merging, but the record under way merges"),
+    (merge_without_a_job, "marked as merging are [HandinId(learner='a'"),
     (report_more, "reports Amount(steps=99, tokens=99) in all"),
     (promise_a_merge, "waits for a record with receipt"),
     (open_too_many, "2 rounds are open, round.in_flight is 1"),
