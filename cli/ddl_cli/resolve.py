@@ -136,10 +136,12 @@ def resolve(
     redis: str | None = None,
     store: str | None = None,
     environment: Mapping[str, str] | None = None,
+    flags: Mapping[str, str] | None = None,
 ) -> Place:
     """Find a run: what flags say stands above the environment, and that above what RUN says.
 
     An address that names a place itself is meant: the environment only fills what it leaves open.
+    `flags` are settings, dotted key -> text.
     Raises: ConfigError (AddressError among them), whose message never shows a password.
     """
     environment = os.environ if environment is None else environment
@@ -147,14 +149,14 @@ def resolve(
     redis_url = redis or address.redis_url
     store_url = store or address.store_url
     if address.toml_path is not None:
-        settings = config.load(address.toml_path, environment=environment).settings
+        settings = config.load(address.toml_path, environment=environment, flags=flags).settings
         return Place(
             run=settings.run.name,
             redis_url=check_redis_url(redis_url or settings.redis.url),
             store_url=store_url or settings.store.url,
             store=settings.store,
         )
-    settings = config.load(environment=environment).settings
+    settings = config.load(environment=environment, flags=flags).settings
     assert address.run is not None, "only a settings file leaves the name open"
     redis_url = redis_url or environment.get(REDIS_VARIABLE)
     return Place(

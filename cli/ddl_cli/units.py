@@ -27,11 +27,6 @@ def short_time(seconds: float) -> str:
     return f"{whole // 86400}d{whole % 86400 // 3600:02d}h"
 
 
-def counted(num: int, thing: str) -> str:
-    """`1 key`, `2 keys`."""
-    return f"{num} {thing}" if num == 1 else f"{num} {thing}s"
-
-
 def fine_time(seconds: float) -> str:
     """The same for what may take milliseconds: 4 ms, 1.2 s."""
     return short_time(seconds) if seconds >= 1 else f"{1e3 * max(0.0, seconds):.0f} ms"

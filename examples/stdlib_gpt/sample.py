@@ -7,17 +7,23 @@ import sys
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from task import ByteGPT
 
 
 def load(file: Path) -> ByteGPT:
-    """The model of an export; its sizes are read off the tensors."""
-    weights = load_file(file)
-    context, width = weights["position.weight"].shape
-    depth = 1 + max(int(name.split(".")[1]) for name in weights if name.startswith("blocks."))
-    model = ByteGPT(width=width, depth=depth, context=context)
-    model.load_state_dict(weights)
+    """The model of an export; its sizes are read off the tensors. Raises: ValueError."""
+    try:
+        weights = load_file(file)
+        context, width = weights["position.weight"].shape
+        depth = 1 + max(int(name.split(".")[1]) for name in weights if name.startswith("blocks."))
+        model = ByteGPT(width=width, depth=depth, context=context)
+        model.load_state_dict(weights)
+    except (OSError, SafetensorError) as error:
+        raise ValueError(f"{file} cannot be read: {error}") from error
+    except (KeyError, ValueError, RuntimeError) as error:
+        raise ValueError(f"{file} is not an export of this model: {error}") from error
     return model.eval()
 
 
@@ -43,8 +49,12 @@ def main() -> None:
     args = parser.parse_args()
     if not args.prompt or args.temperature <= 0:
         parser.error("--prompt must not be empty, and --temperature must be above 0")
+    try:
+        model = load(args.export)
+    except ValueError as error:
+        parser.error(str(error))
     written = sample(
-        load(args.export),
+        model,
         args.prompt.encode(),
         count=args.count,
         temperature=args.temperature,

@@ -154,6 +154,7 @@ def coordinator_pid(folder: Path) -> int | None:
     [
         (["--learners", "1"], "at least 2 learners"),
         (["--set", "quorum"], "KEY=VALUE"),
+        (["--commits", "24"], "use 40 or more"),
     ],
 )
 def test_what_cannot_be_played_is_refused(tmp_path: Path, arguments: list[str], words: str) -> None:

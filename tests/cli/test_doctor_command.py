@@ -70,15 +70,17 @@ def test_json_is_one_document(run_toml: Path, tmp_path: Path) -> None:
     assert result.exit_code == 0
 
 
-@pytest.mark.parametrize("by", ["flag", "environment"])
+@pytest.mark.parametrize("by", ["flag", "setting", "environment"])
 def test_places_can_be_named_without_a_run(
     by: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By --redis and --store, or by the variables that other commands read."""
+    """By --redis and --store, by --set, or by the variables that other commands read."""
     store = (tmp_path / "store").as_uri()
     with EmbeddedRedis(tmp_path / "redis") as server:
         if by == "flag":
             result = doctor("--redis", server.url, "--store", store)
+        elif by == "setting":
+            result = doctor("--set", f"redis.url={server.url}", "--set", f"store.url={store}")
         else:
             monkeypatch.setenv("DDL_REDIS", server.url)
             monkeypatch.setenv("DDL_STORE", store)
@@ -110,3 +112,13 @@ def test_settings_that_cannot_be_read_are_a_usage_error(
         main()
     assert ended.value.code == 2
     assert "run.toml does not exist" in capsys.readouterr().err
+
+
+def test_settings_can_be_tried_out(run_toml: Path, tmp_path: Path) -> None:
+    """A flag stands above the file, as for the coordinator."""
+    elsewhere = (tmp_path / "elsewhere").as_uri()
+    with EmbeddedRedis(tmp_path / "redis") as server:
+        flags = ("--set", f"redis.url={server.url}", "--set", f"store.url={elsewhere}")
+        result = doctor(str(run_toml), *flags)
+    assert result.exit_code == 0, result.stdout
+    assert elsewhere in result.stdout

@@ -153,3 +153,25 @@ def test_an_export_can_be_sampled(small: dict[str, Any], tmp_path: Path) -> None
     assert done.stdout.startswith(b"def")
     assert len(done.stdout) == len(b"def") + 60 + len(b"\n")
     assert b"return x" in done.stdout, "the only text it has seen"
+
+
+def test_what_is_no_export_of_this_model_is_named(tmp_path: Path) -> None:
+    """Missing, damaged, of another model: one sentence with the file, and no traceback."""
+    damaged, other = tmp_path / "damaged.safetensors", tmp_path / "other.safetensors"
+    damaged.write_bytes(b"x")
+    save_file({"weight": torch.ones(2)}, other)
+    command = [sys.executable, "-B", str(EXAMPLE / "sample.py")]
+    for file, words in (
+        (tmp_path / "missing.safetensors", "cannot be read: No such file"),
+        (damaged, "cannot be read"),
+        (other, "is not an export of this model: 'position.weight'"),
+    ):
+        done = subprocess.run(
+            [*command, str(file)],
+            check=False,
+            capture_output=True,
+            text=True,
+            env={"PYTHONPATH": str(EXAMPLE.parents[1])},
+        )
+        assert (done.returncode, f"error: {file} {words}" in done.stderr) == (2, True), done
+        assert "Traceback" not in done.stderr

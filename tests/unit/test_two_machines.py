@@ -125,6 +125,27 @@ def test_compose_names_what_is_there() -> None:
         assert all((context / source).exists() for line in copied for source in line.split())
         assert services[name]["env_file"] == "ddl.env"
         assert "PASSWORD" not in str(services[name])
-    assert services["redis"]["environment"]["REDIS_PASSWORD"].startswith("${REDIS_PASSWORD:?")
+    assert services["redis"]["environment"]["REDIS_PASSWORD"] == "${REDIS_PASSWORD:-}"
     grace_s = int(services["learner"]["stop_grace_period"].removesuffix("s"))
     assert grace_s > config.LivenessSettings().drain_s
+
+
+@pytest.mark.parametrize("password", ["sesame", ""])
+def test_only_the_redis_service_asks_for_the_password(tmp_path: Path, password: str) -> None:
+    """A variable that compose itself demands is demanded for every service of the file."""
+    text = (EXAMPLE / "compose.yaml").read_text()
+    assert not re.search(r"(?<!\$)\$\{\w+:\?", text)
+    shell, option, script = COMPOSE["services"]["redis"]["command"]
+    server = tmp_path / "valkey-server"
+    server.write_text("#!/bin/sh\nexec cat\n")  # shows the settings that it is given
+    server.chmod(0o755)
+    started = subprocess.run(
+        [shell, option, script.replace("$$", "$")],
+        env={"PATH": f"{tmp_path}:/usr/bin:/bin", "REDIS_PASSWORD": password},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (started.returncode == 0) == bool(password)
+    assert ("requirepass sesame" in started.stdout) == bool(password)
+    assert ("REDIS_PASSWORD: set it" in started.stderr) != bool(password)

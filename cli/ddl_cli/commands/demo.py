@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
 from ddl_cli.arguments import key_values
 from ddl_cli.exits import Exit
+
+COMMITS_LEAST: Final = 40
+"""In fewer, a learner that joins when half of them are made has no time to hand in."""
 
 
 def demo(
@@ -54,6 +57,12 @@ def demo(
     if kill and learners < 2:
         raise typer.BadParameter(
             "with --kill there must be at least 2 learners", param_hint="--learners"
+        )
+    if commits is not None and commits < COMMITS_LEAST:
+        raise typer.BadParameter(
+            f"{commits} versions are over before the learner that joins late has imported torch; "
+            f"use {COMMITS_LEAST} or more",
+            param_hint="--commits",
         )
     settings = key_values(changes or [], option="--set")
     from ddl_cli.demo.cast import Options

@@ -12,6 +12,7 @@ import typer
 
 from ddl import __version__, config
 from ddl.places import spool_root
+from ddl_cli.arguments import key_values
 from ddl_cli.exits import Exit
 from ddl_cli.resolve import (
     REDIS_VARIABLE,
@@ -44,6 +45,12 @@ def doctor(
     ] = None,
     redis: RedisOption = None,
     store: StoreOption = None,
+    changes: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="KEY=VALUE", help="A setting, such as store.endpoint_url=URL."
+        ),
+    ] = None,
     bandwidth: Annotated[
         int,
         typer.Option(metavar="MIB", min=0, help="Also move so many MiB up and down the store."),
@@ -65,7 +72,9 @@ def doctor(
     """
     from ddl.doctor import Target, examine
 
-    place = _place(run, redis=redis, store=store, environment=os.environ)
+    flags = key_values(changes or [], option="--set")
+    redis, store = redis or flags.get("redis.url"), store or flags.get("store.url")
+    place = _place(run, redis=redis, store=store, environment=os.environ, flags=flags)
     checks = examine(
         Target(
             redis_url=place.redis_url,
@@ -87,20 +96,25 @@ def doctor(
 
 
 def _place(
-    run: str | None, *, redis: str | None, store: str | None, environment: Mapping[str, str]
+    run: str | None,
+    *,
+    redis: str | None,
+    store: str | None,
+    environment: Mapping[str, str],
+    flags: Mapping[str, str],
 ) -> Place:
     """What RUN, flags and environment name; without RUN, a place without a run.
 
     Raises: ConfigError.
     """
     if run is not None:
-        return resolve(run, redis=redis, store=store, environment=environment)
+        return resolve(run, redis=redis, store=store, environment=environment, flags=flags)
     redis_url = redis or environment.get(REDIS_VARIABLE)
     return Place(
         run="",
         redis_url=redis_url,
         store_url=store or environment.get(STORE_VARIABLE),
-        store=config.load(environment=environment).settings.store,
+        store=config.load(environment=environment, flags=flags).settings.store,
     )
 
 

@@ -10,9 +10,10 @@ import typer
 
 from ddl.config import LivenessSettings
 from ddl.errors import RefusedError, UnknownRunError
+from ddl.names import counted
 from ddl.protocol.address import safe_url
 from ddl_cli.resolve import Place, RedisOption, RunArgument, StoreOption, resolve
-from ddl_cli.units import counted, short_number
+from ddl_cli.units import short_number
 
 if TYPE_CHECKING:
     from ddl.coordinator.remove import Remains

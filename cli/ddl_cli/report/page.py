@@ -6,10 +6,11 @@ from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from html import escape
 
+from ddl.names import counted
 from ddl.protocol.records import FATES
 from ddl_cli.report.plots import MEANINGS, Plot
 from ddl_cli.report.story import Part, Story
-from ddl_cli.units import counted, short_number, short_time
+from ddl_cli.units import short_number, short_time
 
 MARKS_MAX = 200
 STYLE = """
