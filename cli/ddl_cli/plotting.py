@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Final
 
 from ddl.errors import ConfigError
 from ddl.simulate.fleet import Cell
-from ddl_cli.simulated import row_name
+from ddl.simulate.protocol.tally import RunCell
+from ddl_cli.simulated import row_name, run_name
 from ddl_cli.units import short_number
 
 if TYPE_CHECKING:
@@ -36,6 +37,29 @@ def draw_cells(file: Path, cells: Sequence[Cell], *, title: str) -> None:
     else:
         _curves(axes, rows)
     axes.set_title(title)
+    save(figure, file)
+
+
+def draw_runs(file: Path, runs: Sequence[RunCell], *, title: str) -> None:
+    """For every run what was trained and what was merged, and what its rounds were made of.
+
+    Raises: ConfigError: as `new_figure` and `save`.
+    """
+    figure = new_figure(file)
+    left, right = figure.subplots(1, 2, sharey=True)
+    names, places = [run_name(run) for run in runs], range(len(runs))
+    left.barh([at - 0.2 for at in places], [run.goodput for run in runs], 0.4, label="trained")
+    left.barh([at + 0.2 for at in places], [run.merged for run in runs], 0.4, label="merged")
+    left.set_xlabel("% of what all chips could do")
+    left.set_yticks(places, names)
+    left.invert_yaxis()
+    fresh = [run.fresh for run in runs]
+    right.barh(places, fresh, label="fresh")
+    right.barh(places, [run.late for run in runs], left=fresh, label="late")
+    right.set_xlabel("contributions in a round")
+    for axes in (left, right):
+        axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2, frameon=False)
+    figure.suptitle(title)
     save(figure, file)
 
 

@@ -1,4 +1,4 @@
-"""The table of `ddl simulate`, for people."""
+"""The tables of `ddl simulate`, for people."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from itertools import groupby
 
 from ddl.simulate.fleet import Cell, Result
+from ddl.simulate.protocol.tally import RunCell, RunResult
 from ddl_cli.units import short_number, short_time
 
 _NAME, _CELL = 34, 10
@@ -32,6 +33,63 @@ def lines(result: Result, *, title: str) -> Iterator[str]:
             f"mean absolute error of goodput: {result.mean_abs_error_goodput:.2f} points "
             f"over {compared} cells; {short_time(result.seconds)}"
         )
+
+
+def run_lines(result: RunResult) -> Iterator[str]:
+    """One row per run."""
+    yield "ratios in % of what all chips could do; fresh, late: contributions in a round, on average"
+    yield ""
+    yield _line("learners, settings", iter(_COLUMNS))
+    for run in result.runs:
+        yield _line(run_name(run), _run_cells(run))
+    if len(result.runs) == 1:
+        yield ""
+        yield from _details(result.runs[0])
+    yield ""
+    yield f"simulated in {short_time(result.seconds)}"
+
+
+_COLUMNS = ("goodput", "uptime", "merged", "rounds", "fresh", "late", "quorum", "grace", "sync")
+
+
+def _run_cells(run: RunCell) -> Iterator[str]:
+    waits = run.waits
+    yield from (f"{ratio:.1f}" for ratio in (run.goodput, run.uptime, run.merged))
+    yield str(run.rounds)
+    yield from (f"{number:.1f}" for number in (run.fresh, run.late))
+    sync_s = waits.fetch_s + waits.merge_s + waits.publish_s
+    yield from (f"{seconds:.2f} s" for seconds in (waits.quorum_s, waits.grace_s, sync_s))
+
+
+def _details(run: RunCell) -> Iterator[str]:
+    rates = run.bytes_per_s
+    for name, text in (
+        ("a round every", "-" if run.round_every_s is None else short_time(run.round_every_s)),
+        ("staleness", f"{run.staleness:.2f}"),
+        ("fates", ", ".join(f"{number} {fate}" for fate, number in sorted(run.fates.items()))),
+        ("a learner's link", _rates(rates.learner_up, rates.learner_down)),
+        ("the coordinator's link", _rates(rates.coordinator_up, rates.coordinator_down)),
+        ("shares, %", " ".join(f"{share:.1f}" for share in run.shares)),
+        ("learners' processes", _starts(run)),
+        ("coordinators' processes", str(run.coordinators)),
+    ):
+        yield f"{name:<{_NAME}}{text}"
+
+
+def _rates(up: float, down: float) -> str:
+    return f"{short_number(8 * up)}bit/s up, {short_number(8 * down)}bit/s down"
+
+
+def _starts(run: RunCell) -> str:
+    if run.start_s is None:
+        return "none came to step"
+    return f"{run.starts}, stepping {short_time(run.start_s)} after their start (median)"
+
+
+def run_name(run: RunCell) -> str:
+    """What a row of the table of runs, or a bar, is called."""
+    settings = [f"{key.partition('.')[2]}={value}" for key, value in run.settings.items()]
+    return ", ".join([str(run.learners), *settings])
 
 
 def row_name(cell: Cell) -> str:

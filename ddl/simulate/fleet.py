@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from random import Random
 from statistics import fmean
@@ -124,13 +124,8 @@ def history(
     study: Study, place: Place, size: float, *, seed: int, tape: Tape | None = None
 ) -> Outcome:
     """One cell, once. Raises: ConfigError: as `simulate`."""
-    if tape and place.learners not in (1, tape.learners):
-        raise ConfigError(
-            f"the tape is of {tape.learners} learners, not of {place.learners}",
-            hint=f"Use --learners {tape.learners}; data-parallel training takes the faults of all",
-        )
     shares = deal(study, place.learners, size, seed=seed)
-    lives = [_life(study, place, share, number, seed, tape) for number, share in enumerate(shares)]
+    lives = lives_of(study, place, shares, seed=seed, tape=tape)
     horizon_s = study.horizon_s
     capacity = sum(share.capacity for share in shares)
     return Outcome(
@@ -144,6 +139,21 @@ def history(
             ),
         ),
     )
+
+
+def lives_of(
+    study: Study, place: Place, shares: Sequence[Share], *, seed: int, tape: Tape | None = None
+) -> list[Life]:
+    """What becomes of the learners that have these shares.
+
+    Raises: ConfigError: a tape of other learners.
+    """
+    if tape and place.learners not in (1, tape.learners):
+        raise ConfigError(
+            f"the tape is of {tape.learners} learners, not of {place.learners}",
+            hint=f"Use --learners {tape.learners}; data-parallel training takes the faults of all",
+        )
+    return [_life(study, place, share, number, seed, tape) for number, share in enumerate(shares)]
 
 
 def _life(

@@ -11,6 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
+from typing import NamedTuple
 
 from ddl.simulate.settings import Times
 from ddl.simulate.tape import Failures, Fault
@@ -34,18 +35,26 @@ class Share:
     capacity: float
 
 
+class Spell(NamedTuple):
+    """A stretch of time in which a learner steps with the same chips."""
+
+    start: float
+    end: float
+    chips: int
+
+
 @dataclass(kw_only=True)
 class Life:
     """What has become of a learner.
 
     Attributes:
         work: seconds in useful steps, times chips that took part, times the speed they went at.
-        spells: (start, end) of every stretch in which it stepped, in order, within the horizon.
+        spells: when it stepped, in order, within the horizon.
         faults: what has failed, as a tape has it.
     """
 
     work: float = 0.0
-    spells: list[tuple[float, float]] = field(default_factory=list)
+    spells: list[Spell] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
 
 
@@ -79,7 +88,7 @@ def live(
             end = now + max(1, math.ceil((due - now) / step_s)) * step_s
             stepped_s = min(end, horizon_s) - now
             life.work += stepped_s * learner.chips * share.slowest
-            life.spells.append((now, now + stepped_s))
+            life.spells.append(Spell(now, now + stepped_s, learner.chips))
             failed = False
             while failure_at <= end and any(present):
                 failed = True
@@ -129,10 +138,10 @@ class _Learner:
         return some
 
 
-def union_s(spells: Sequence[Sequence[tuple[float, float]]]) -> float:
+def union_s(spells: Sequence[Sequence[tuple[float, float] | Spell]]) -> float:
     """Seconds in which at least one of several learners stepped."""
     total, until = 0.0, 0.0
-    for start, end in sorted(spell for one in spells for spell in one):
+    for start, end in sorted(spell[:2] for one in spells for spell in one):
         if end > until:
             total += end - max(start, until)
             until = end

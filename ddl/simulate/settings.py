@@ -12,7 +12,7 @@ from typing import Any, Final, Literal, get_args, get_type_hints
 
 import msgspec
 
-from ddl.config import Section
+from ddl.config import Section, Settings
 from ddl.errors import ConfigError
 
 Method = Literal["data-parallel", "data-parallel-elastic", "decoupled"]
@@ -22,7 +22,18 @@ there; or several learners, each of them elastic."""
 METHODS: Final[tuple[Method, ...]] = get_args(Method)
 
 PAPER: Final = "paper-table1"
-PRESETS: Final = (PAPER, "spot", "lab")
+PRESETS: Final = (PAPER, "paper-table5", "spot", "lab")
+
+
+MAY_BE_ZERO: Final = (
+    "_spread",
+    "down_s",
+    "up_s",
+    "restart_s",
+    "latency_s",
+    "coordinator_mtbi_s",
+    "coordinator_away_s",
+)
 
 
 class Machines(Section, frozen=True, kw_only=True):
@@ -64,6 +75,33 @@ class Times(Section, frozen=True, kw_only=True):
     restart_s: float
 
 
+class Protocol(Section, frozen=True, kw_only=True):
+    """What `ddl` needs to know of a run beside the fleet, to simulate its own rules.
+
+    Attributes:
+        parameters: of the model.
+        up_mbit, down_mbit: of each learner's link, in million bits per second.
+        coordinator_mbit: of the coordinator's link, in each direction.
+        latency_s: of a request to Redis or to the store.
+        step_spread: standard deviation of a learner's steps, as a share of its usual one.
+        coordinator_mtbi_s: mean life of a coordinator's process; 0: it never dies.
+        coordinator_away_s: from its death until the next one is started.
+        horizon_s: takes the place of the study's.
+        settings: of the run, as in `run.toml`.
+    """
+
+    parameters: int = 124_000_000
+    up_mbit: float = 1000.0
+    down_mbit: float = 1000.0
+    coordinator_mbit: float = 10_000.0
+    latency_s: float = 0.01
+    step_spread: float = 0.0
+    coordinator_mtbi_s: float = 0.0
+    coordinator_away_s: float = 10.0
+    horizon_s: float = 3600.0
+    settings: Settings = Settings()
+
+
 class Study(Section, frozen=True, kw_only=True):
     """A table of cells: each method on each size of the fleet.
 
@@ -83,6 +121,7 @@ class Study(Section, frozen=True, kw_only=True):
     seeds: int = 3
     times: Times
     machines: tuple[Machines, ...]
+    protocol: Protocol = Protocol()
 
 
 def preset_text(name: str) -> str:
@@ -133,7 +172,7 @@ def read(text: str, *, where: str) -> Study:
 def check(study: Study, *, where: str) -> None:
     """Refuse what cannot be simulated. Raises: ConfigError."""
     for key, number in _numbers(study):
-        least = 0.0 if key.endswith(("_spread", "down_s", "up_s", "restart_s")) else None
+        least = 0.0 if key.endswith(MAY_BE_ZERO) else None
         if not (number > 0 or number == least) or not math.isfinite(number):
             what = "a finite number, 0 or more" if least == 0 else "a finite number above 0"
             raise ConfigError(f"{where}: {key} = {number!r}: must be {what}")
@@ -162,7 +201,9 @@ def _is_section(kind: object) -> bool:
 
 
 def _numbers(value: Any, key: str = "") -> Iterator[tuple[str, float]]:
-    """All numbers of a study, with their keys."""
+    """All numbers of a study, with their keys; those of a run's settings have rules of their own."""
+    if isinstance(value, Settings):
+        return
     if isinstance(value, Section):
         for name in value.__struct_fields__:
             yield from _numbers(getattr(value, name), f"{key}.{name}".lstrip("."))

@@ -79,6 +79,57 @@ def test_a_tape_is_written_and_had_again(tmp_path: Path) -> None:
     assert f"failures of {file}" in again.stdout
 
 
+SMALL = """
+learners = [2]
+[times]
+step_s = 1
+down_s = 0
+up_s = 0
+restart_s = 0
+[[machines]]
+chips = 2
+slice_chips = 1
+mtbi_s = 1e15
+return_scale_s = 1
+[protocol]
+parameters = 1_000_000
+horizon_s = 60
+settings.round.every_steps = 4
+"""
+
+
+def test_runs_under_every_value_of_some_settings(tmp_path: Path) -> None:
+    """`--sweep` takes several, as words of their own; the study stands before or after it."""
+    study = tmp_path / "study.toml"
+    study.write_text(SMALL)
+    sweep = ("--sweep", "round.quorum=1,2", "round.grace_ratio=0,0.5")
+    shown = document(str(study), *sweep)
+    assert shown["schema"] == 1
+    assert [run["settings"] for run in shown["runs"]] == [
+        {"round.quorum": quorum, "round.grace_ratio": grace}
+        for quorum in (1, 2)
+        for grace in (0.0, 0.5)
+    ]
+    names = [line[:34].strip() for line in ddl_simulate(*sweep, str(study)).stdout.splitlines()]
+    assert "2, quorum=2, grace_ratio=0.5" in names
+    plot = tmp_path / "runs.png"
+    assert ddl_simulate(str(study), *sweep, f"--plot={plot}").exit_code == 0
+    assert plot.read_bytes().startswith(b"\x89PNG")
+
+
+def test_one_run_is_told_in_detail(tmp_path: Path) -> None:
+    study = tmp_path / "study.toml"
+    study.write_text(SMALL)
+    rows = {
+        line[:34].strip(): line[34:]
+        for line in ddl_simulate(str(study), "--protocol").stdout.splitlines()
+    }
+    assert rows["shares, %"] == "50.0 50.0"
+    assert rows["fates"].endswith(" merged")
+    assert rows["learners' processes"].startswith("2, stepping ")
+    assert rows["coordinators' processes"] == "1"
+
+
 @pytest.mark.parametrize(("name", "begins"), [("p.png", b"\x89PNG"), ("p.SVG", b"<?xml")])
 def test_plots(name: str, begins: bytes, tmp_path: Path) -> None:
     """A curve over sizes beside the paper's, or bars for one size."""
@@ -107,6 +158,9 @@ def test_plots_without_matplotlib(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
         (["--preset=lab", "--chips=some"], "--chips 'some' is not a count"),
         (["--preset=lab", "--learners=11"], "11 learners cannot share 10 slices"),
         (["--preset=lab", "--save-tape=tape.json"], "the study has 3"),
+        (["--preset=lab", "--sweep=round.quorun=1"], "Did you mean 'round.quorum'"),
+        (["--preset=lab", "--sweep=round.quorum=one"], "must be a whole number"),
+        (["--preset=lab", "--sweep=round.quorum"], "is not KEY=VALUE"),
     ],
 )
 def test_what_cannot_be_simulated_is_said(arguments: list[str], message: str) -> None:

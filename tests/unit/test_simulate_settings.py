@@ -28,6 +28,7 @@ def test_what_is_left_out_has_a_default() -> None:
     study = read(TOML, where="it")
     assert study.methods == ("data-parallel", "data-parallel-elastic", "decoupled")
     assert study.machines[0].return_exponent == 1.0
+    assert study.protocol.settings.round.every_steps == 24
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -54,6 +55,9 @@ def test_presets_can_be_simulated(name: str) -> None:
         ("chips = 8", "chips = nan", "Expected `int`, got `float`"),
         ("learners = [2]", 'learners = [2]\nmethods = ["ddp"]', "Invalid enum value 'ddp'"),
         ("[times]", "[times", "is not valid TOML"),
+        ("[times]", "[protocol]\nup_mbits = 1\n[times]", "Did you mean 'up_mbit'"),
+        ("[times]", "protocol.settings.round.quorun = 1\n[times]", "Did you mean 'quorum'"),
+        ("[times]", "[protocol]\nup_mbit = 0\n[times]", "protocol.up_mbit = 0.0: must be"),
     ],
 )
 def test_what_cannot_be_is_refused(old: str, new: str, message: str) -> None:
@@ -64,7 +68,9 @@ def test_what_cannot_be_is_refused(old: str, new: str, message: str) -> None:
 
 
 def test_a_file_or_preset_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"there is no preset 'tpu'.*paper-table1, spot, lab"):
+    with pytest.raises(
+        ConfigError, match=r"there is no preset 'tpu'.*paper-table1, paper-table5, spot, lab"
+    ):
         preset_text("tpu")
     with pytest.raises(ConfigError, match="cannot be read"):
         file_text(tmp_path / "study.toml")
