@@ -76,7 +76,7 @@ def ask(place: Place, wish: Request, *, timeout_s: float) -> Head:
 def _answer(facts: Iterable[Fact], id_: str) -> str | None:
     for fact in facts:
         if fact.name == "request.answered" and fact.fields.get("request") == id_:
-            return fact.text
+            return str(fact.fields["answer"])
     return None
 
 

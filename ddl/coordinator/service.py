@@ -274,9 +274,10 @@ class Service:
                 self._mirror.note_order(learner, order)
             case e.Forget(learner, incarnation):
                 self._mirror.note_forgotten(learner, incarnation)
-            case e.Answer(request_id, text):
+            case e.Answer(request_id, text, wish):
                 self._mirror.note_answer(request_id)
-                self._say("request.answered", text, {"request": request_id})
+                fields: dict[str, object] = {"request": request_id, "answer": text}
+                self._say("request.answered", f"{wish}: {text}", fields)
             case e.Say(name, text, fields, at):
                 self._say(name, text, fields, at)
             case e.Quit(reason, outcome):

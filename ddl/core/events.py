@@ -224,10 +224,11 @@ class Forget(Command, frozen=True):
 
 
 class Answer(Command, frozen=True):
-    """This request has been dealt with (`text` says how)."""
+    """This request has been dealt with: `text` says how, `wish` what it was and whose."""
 
     request_id: str
     text: str
+    wish: str = ""
 
 
 class Say(Command, frozen=True):

@@ -300,7 +300,7 @@ class Machine:
         )
         yield from facts.record_logged(record, state_before)
         if answering is not None:
-            yield e.Answer(answering.id, requests.DONE)
+            yield requests.answer(answering, requests.DONE)
         for learner in record.barred:
             member = self.membership.members.get(learner)
             if member is not None:
@@ -380,15 +380,15 @@ class Machine:
     def _serve(self, request: Request, now: float) -> Iterator[e.Command]:
         """Turn a person's wish into a record; it is answered when that stands in the log."""
         if request.id in self.log.answered:  # by a coordinator that did not live to say so
-            yield e.Answer(request.id, requests.DONE)
+            yield requests.answer(request, requests.DONE)
             return
         match requests.decide(request, log=self.log, membership=self.membership):
             case requests.Refusal(reason):
-                yield e.Answer(request.id, f"refused: {reason}")
+                yield requests.answer(request, f"refused: {reason}")
             case requests.Ordered(learner, order):
                 yield e.GiveOrder(learner, order)
                 yield facts.order_given(learner, order, request.who)
-                yield e.Answer(request.id, requests.DONE)
+                yield requests.answer(request, requests.DONE)
             case requests.Entry(kind, fields):
                 self.job = Job(request=request)
                 named = {"who": request.who, "why": request.why, "request": request.id}
@@ -423,7 +423,7 @@ class Machine:
             return
         if event.problem and job.request is not None:
             self.job = None
-            yield e.Answer(job.request.id, f"refused: {event.problem}")
+            yield requests.answer(job.request, f"refused: {event.problem}")
         elif event.problem:
             why = f"{job.why}; and no way back to version {event.version}: {event.problem}"
             yield from self._write("settings", now, state="held", who=job.who, why=why)

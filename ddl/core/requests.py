@@ -11,6 +11,7 @@ from collections import deque
 from typing import Any, Final, Literal, NamedTuple
 
 from ddl import config
+from ddl.core.events import Answer
 from ddl.core.keep import keeps
 from ddl.core.log import LogState
 from ddl.core.membership import Membership
@@ -70,6 +71,18 @@ class Queue:
     def next(self) -> Request | None:
         """The next one, taken off."""
         return self._waiting.popleft() if self._waiting else None
+
+
+def answer(request: Request, text: str) -> Answer:
+    """What becomes of a request, with a sentence on what it was."""
+    wish = {
+        "set": f"set {', '.join(f'{key} = {value}' for key, value in request.changes.items())}",
+        "rollback": f"go back to version {request.version}",
+        "allow": f"let {request.learner} in again",
+        "drain": f"send {request.learner} away",
+        "kick": f"kick {request.learner}",
+    }.get(request.kind, f"{request.kind} the run")
+    return Answer(request.id, text, f"{request.who} asked to {wish}")
 
 
 def decide(request: Request, *, log: LogState, membership: Membership) -> Decision:  # noqa: C901 - one branch a kind

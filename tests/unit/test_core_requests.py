@@ -1,0 +1,31 @@
+"""What is said of a request that was answered; what comes of each is shown in lockstep."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ddl.core.requests import answer
+from ddl.protocol.records import Request
+
+
+@pytest.mark.parametrize(
+    ("changes", "wish"),
+    [
+        ({"kind": "stop"}, "eve asked to stop the run"),
+        ({"kind": "pause"}, "eve asked to pause the run"),
+        (
+            {"kind": "set", "changes": {"round.quorum": 2, "outer.lr": 0.5}},
+            "eve asked to set round.quorum = 2, outer.lr = 0.5",
+        ),
+        ({"kind": "rollback", "version": 7}, "eve asked to go back to version 7"),
+        ({"kind": "drain", "learner": "a"}, "eve asked to send a away"),
+        ({"kind": "kick", "learner": "a"}, "eve asked to kick a"),
+        ({"kind": "allow", "learner": "a"}, "eve asked to let a in again"),
+    ],
+)
+def test_an_answer_names_the_wish_and_whose_it_was(changes: dict[str, Any], wish: str) -> None:
+    """So that the event can be read by those who did not ask."""
+    answered = answer(Request(id="1", who="eve", **changes), "done")
+    assert (answered.request_id, answered.text, answered.wish) == ("1", "done", wish)
