@@ -37,9 +37,11 @@ def lines(result: Result, *, title: str) -> Iterator[str]:
 
 def run_lines(result: RunResult) -> Iterator[str]:
     """One row per run."""
-    yield "ratios in % of what all chips could do; fresh, late: contributions in a round, on average"
+    for horizon_s in sorted({run.horizon_s for run in result.runs}):
+        yield f"runs of {short_time(horizon_s)}; trained and merged: % of what all chips could do;"
+    yield "fresh, late: contributions that a round merges, handed in for it or for an earlier one"
     yield ""
-    yield _line("learners, settings", iter(_COLUMNS))
+    yield _line("learners / chips, settings", iter(_COLUMNS))
     for run in result.runs:
         yield _line(run_name(run), _run_cells(run))
     if len(result.runs) == 1:
@@ -49,7 +51,7 @@ def run_lines(result: RunResult) -> Iterator[str]:
     yield f"simulated in {short_time(result.seconds)}"
 
 
-_COLUMNS = ("goodput", "uptime", "merged", "rounds", "fresh", "late", "quorum", "grace", "sync")
+_COLUMNS = ("trained", "uptime", "merged", "rounds", "fresh", "late", "quorum", "grace", "sync")
 
 
 def _run_cells(run: RunCell) -> Iterator[str]:
@@ -89,7 +91,7 @@ def _starts(run: RunCell) -> str:
 def run_name(run: RunCell) -> str:
     """What a row of the table of runs, or a bar, is called."""
     settings = [f"{key.partition('.')[2]}={value}" for key, value in run.settings.items()]
-    return ", ".join([str(run.learners), *settings])
+    return ", ".join([f"{run.learners} / {short_number(run.chips)}", *settings])
 
 
 def row_name(cell: Cell) -> str:

@@ -12,6 +12,7 @@ from typing import Any, Final, Literal, get_args, get_type_hints
 
 import msgspec
 
+from ddl import config
 from ddl.config import Section, Settings
 from ddl.errors import ConfigError
 
@@ -176,6 +177,10 @@ def check(study: Study, *, where: str) -> None:
         if not (number > 0 or number == least) or not math.isfinite(number):
             what = "a finite number, 0 or more" if least == 0 else "a finite number above 0"
             raise ConfigError(f"{where}: {key} = {number!r}: must be {what}")
+    try:
+        config.replace(study.protocol.settings, {})
+    except ConfigError as error:
+        raise ConfigError(f"{where}: protocol.settings: {error}") from error
     for key in ("methods", "learners", "sizes", "machines"):
         if not getattr(study, key):
             raise ConfigError(f"{where}: {key} is empty, so there is nothing to simulate")

@@ -111,7 +111,7 @@ def test_runs_under_every_value_of_some_settings(tmp_path: Path) -> None:
         for grace in (0.0, 0.5)
     ]
     names = [line[:34].strip() for line in ddl_simulate(*sweep, str(study)).stdout.splitlines()]
-    assert "2, quorum=2, grace_ratio=0.5" in names
+    assert "2 / 2, quorum=2, grace_ratio=0.5" in names
     plot = tmp_path / "runs.png"
     assert ddl_simulate(str(study), *sweep, f"--plot={plot}").exit_code == 0
     assert plot.read_bytes().startswith(b"\x89PNG")
@@ -120,10 +120,11 @@ def test_runs_under_every_value_of_some_settings(tmp_path: Path) -> None:
 def test_one_run_is_told_in_detail(tmp_path: Path) -> None:
     study = tmp_path / "study.toml"
     study.write_text(SMALL)
-    rows = {
-        line[:34].strip(): line[34:]
-        for line in ddl_simulate(str(study), "--protocol").stdout.splitlines()
-    }
+    tape = tmp_path / "tape.json"
+    shown = ddl_simulate(str(study), "--protocol", f"--save-tape={tape}").stdout
+    assert json.loads(tape.read_text())["horizon_s"] == 60
+    assert shown.startswith("runs of 1m00s; ")
+    rows = {line[:34].strip(): line[34:] for line in shown.splitlines()}
     assert rows["shares, %"] == "50.0 50.0"
     assert rows["fates"].endswith(" merged")
     assert rows["learners' processes"].startswith("2, stepping ")
@@ -161,6 +162,7 @@ def test_plots_without_matplotlib(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
         (["--preset=lab", "--sweep=round.quorun=1"], "Did you mean 'round.quorum'"),
         (["--preset=lab", "--sweep=round.quorum=one"], "must be a whole number"),
         (["--preset=lab", "--sweep=round.quorum"], "is not KEY=VALUE"),
+        (["--preset=lab", "--protocol", "--method=decoupled"], "Leave --method out"),
     ],
 )
 def test_what_cannot_be_simulated_is_said(arguments: list[str], message: str) -> None:

@@ -10,8 +10,9 @@ from msgspec.structs import replace
 from ddl import config
 from ddl.config import Scalar, Settings
 from ddl.errors import ConfigError
+from ddl.simulate.fleet import simulate
 from ddl.simulate.protocol.pipe import Pipe
-from ddl.simulate.protocol.sweep import simulate_runs
+from ddl.simulate.protocol.sweep import of_runs, simulate_runs
 from ddl.simulate.protocol.tally import RunCell
 from ddl.simulate.settings import Machines, Protocol, Study, Times, preset
 from ddl.simulate.tape import Fault, Tape
@@ -109,6 +110,19 @@ def test_a_learner_that_dies_costs_its_own_share_alone() -> None:
     assert run.shares[0] > 55
 
 
+def test_goodput_is_the_fleet_s_but_for_what_joining_takes() -> None:
+    """Each process steps a second or two after its start, and its last step may be cut short."""
+    (machines,) = STUDY.machines
+    failing = replace(machines, chips=4, mtbi_s=40, return_scale_s=10)
+    study = replace(STUDY, learners=(4,), machines=(failing,), protocol=FAST)
+    (run,) = simulate_runs(study, {})
+    (cell,) = simulate(replace(of_runs(study), seeds=1))
+    assert run.starts > 10
+    assert run.start_s is not None
+    lost = 100 * run.starts * (run.start_s + 1.5) / (4 * 200)
+    assert cell.goodput - lost < run.goodput < cell.goodput
+
+
 def test_a_coordinator_that_dies_stops_nobody() -> None:
     """Rounds come later; every step is trained as before, and what was handed in is merged."""
     steady, shaken = ran(), ran(coordinator_mtbi_s=40.0, coordinator_away_s=5.0)
@@ -122,6 +136,13 @@ def test_a_quorum_that_is_not_there_merges_nothing() -> None:
     run = ran(changes={"round.quorum": 3})
     assert run.goodput > 98
     assert (run.rounds, run.merged, run.fates) == (0, 0.0, {})
+
+
+def test_a_model_of_one_fragment_has_one_round_at_a_time() -> None:
+    """Its number of fragments is the default for its size, whatever may be in flight."""
+    settings = config.replace(SETTINGS, {"fragments.num": 0})
+    run = ran(parameters=1000, settings=settings)
+    assert run.round_every_s == pytest.approx(8.0, abs=0.3)
 
 
 def test_a_budget_ends_a_run() -> None:

@@ -57,6 +57,11 @@ def test_presets_can_be_simulated(name: str) -> None:
         ("[times]", "[times", "is not valid TOML"),
         ("[times]", "[protocol]\nup_mbits = 1\n[times]", "Did you mean 'up_mbit'"),
         ("[times]", "protocol.settings.round.quorun = 1\n[times]", "Did you mean 'quorum'"),
+        (
+            "[times]",
+            "protocol.settings.round.quorum = 0\n[times]",
+            "protocol.settings: round.quorum = 0",
+        ),
         ("[times]", "[protocol]\nup_mbit = 0\n[times]", "protocol.up_mbit = 0.0: must be"),
     ],
 )

@@ -101,6 +101,8 @@ def simulate(
     swept = _values([*(sweep or []), *pairs])
     title = preset or where
     if protocol or swept:
+        if method:
+            raise ConfigError("runs of ddl are decoupled", hint="Leave --method out")
         _simulate_runs(study, swept, played, save=save, plot=plot, title=title, as_json=as_json)
         return
     begun = time.perf_counter()

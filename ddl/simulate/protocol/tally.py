@@ -26,6 +26,7 @@ class RunCell(Record, frozen=True, kw_only=True):
 
     Attributes:
         settings: those that were swept.
+        horizon_s: how long it was.
         goodput: tokens trained, of what all chips could do.
         uptime: of the time, that any learner stepped.
         merged: tokens merged, of what all chips could do.
@@ -43,6 +44,7 @@ class RunCell(Record, frozen=True, kw_only=True):
     settings: dict[str, Scalar]
     learners: int
     chips: int
+    horizon_s: float
     goodput: float
     uptime: float
     merged: float

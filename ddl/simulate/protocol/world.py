@@ -9,6 +9,8 @@ from functools import partial
 from random import Random
 from typing import Final
 
+from msgspec.structs import replace
+
 from ddl import config
 from ddl.config import Scalar, Settings
 from ddl.core.log import LogState
@@ -104,6 +106,7 @@ class World:
             settings=self._changes,
             learners=self._place.learners,
             chips=self._place.chips,
+            horizon_s=horizon_s,
             goodput=100 * tally.tokens / self._capacity,
             uptime=100 * tally.stepping_s / horizon_s,
             merged=100 * tally.progress / self._capacity,
@@ -222,4 +225,4 @@ def _settings(given: Protocol, changes: Mapping[str, Scalar]) -> Settings:
         return settings
     parameters = given.parameters
     num = default_num_fragments(4 * parameters, parameters, settings.round.every_steps)
-    return config.replace(settings, {"fragments.num": num})
+    return replace(settings, fragments=replace(settings.fragments, num=num))
