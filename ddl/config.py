@@ -208,11 +208,16 @@ def get(settings: Settings, key: str) -> Any:
     return getattr(getattr(settings, section), name)
 
 
-def replace(settings: Settings, changes: Mapping[str, Scalar]) -> Settings:
-    """Settings with dotted `changes` applied and checked. Raises: ConfigError, as `load`."""
+def replace(
+    settings: Settings, changes: Mapping[str, Scalar], *, where: str = "change"
+) -> Settings:
+    """Settings with dotted `changes` applied and checked; `where` they were made, for errors.
+
+    Raises: ConfigError, as `load`.
+    """
     reading = _Reading(msgspec.to_builtins(settings))
     for key, value in changes.items():
-        reading.take(key, value, "change")
+        reading.take(key, value, where)
     return reading.settings()
 
 

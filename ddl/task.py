@@ -53,7 +53,8 @@ class TaskContext:
         device: where the model must stand.
         rank: this process among those of the learner.
         world_size: number of processes of the learner.
-        args: `[task.args]` of `run.toml`, overridden by `--arg KEY=VALUE` of this machine.
+        args: `[task.args]` of `run.toml`, overridden by `--arg KEY=VALUE` of this machine. One that
+            stands only in `--arg`, and that `build` does not ask for, is refused as misspelt.
     """
 
     run: str

@@ -25,11 +25,12 @@ class Exit(IntEnum):
     OK = 0
     FAILED = 1
     USAGE = 2
-    """A flag, setting, address or task that cannot work."""
+    """A flag, setting, address or task that cannot work, or a run that is not there."""
     UNREACHABLE = 3
     """Redis or the store cannot be reached, or does not let us."""
     REFUSED = 4
-    """Refused, fenced or kicked: started again as it is, it would be refused again."""
+    """Refused, fenced or kicked: another model, an id that is alive, a run in use. Started again as
+    it is, it would be refused again."""
     LEASE_LOST = 5
     """Another coordinator holds the run."""
     INTEGRITY = 6

@@ -102,13 +102,13 @@ def _check_free(store: Store, name: str) -> None:
 
 def _settings(settings: Settings, name: str, changes: Mapping[str, Scalar]) -> Settings:
     for key in changes:
-        section = config.known_key(key, "--set").partition(".")[0]
+        section = config.known_key(key, "flag").partition(".")[0]
         reason = INHERITED.get(key)
         if section in ("store", "redis"):
             reason = "a fork lies in the store of its run, and Redis is no part of it"
         if reason:
             raise ConfigError(f"{key} cannot change in a fork: {reason}")
-    return config.replace(settings, {**changes, "run.name": name})
+    return config.replace(settings, {**changes, "run.name": name}, where="flag")
 
 
 def _copy_fragments(
