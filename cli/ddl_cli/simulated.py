@@ -37,8 +37,8 @@ def lines(result: Result, *, title: str) -> Iterator[str]:
 
 def run_lines(result: RunResult) -> Iterator[str]:
     """One row per run."""
-    for horizon_s in sorted({run.horizon_s for run in result.runs}):
-        yield f"runs of {short_time(horizon_s)}; trained and merged: % of what all chips could do;"
+    horizon = short_time(result.runs[0].horizon_s)
+    yield f"runs of {horizon}; trained and merged: % of what all chips could do;"
     yield "fresh, late: contributions that a round merges, handed in for it or for an earlier one"
     yield ""
     yield _line("learners / chips, settings", iter(_COLUMNS))

@@ -114,8 +114,9 @@ class Learner(Process):
 
     def _carry_out(self, plan: Plan) -> None:
         self._machine.begin(plan)
-        self._work.extend(plan.snapshots)
-        self._ordered.notify()
+        if plan.snapshots:
+            self._work.extend(plan.snapshots)
+            self._ordered.notify()
 
     # ---- the other threads ------------------------------------------------------------------------
 
