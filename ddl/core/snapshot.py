@@ -13,10 +13,12 @@ import msgspec
 
 from ddl.core import troubles
 from ddl.core.membership import PRESENT, Member
+from ddl.protocol.keys import handin_field
 from ddl.protocol.records import (
     CoordinatorView,
     Fact,
     Handin,
+    HandinId,
     Head,
     Health,
     LastHandin,
@@ -375,32 +377,50 @@ def _last_changes(facts: Iterable[Fact]) -> dict[str, tuple[str, float]]:
     return changes
 
 
-def _last_handins(receipts: Mapping[str, Receipt], facts: Iterable[Fact]) -> dict[str, LastHandin]:
-    """Learner -> the newest of its receipts, and when it was given, where a fact tells."""
-    given_at = _given_at(facts)
-    newest: dict[str, tuple[int, float, int]] = {}
-    lasts: dict[str, LastHandin] = {}
+def _last_handins(receipts: Mapping[str, Receipt], facts: Sequence[Fact]) -> dict[str, LastHandin]:
+    """Learner -> the newest of its receipts, and when it was given, where a fact tells.
+
+    Fragments number theirs separately, so only facts tell which of a life's receipts came last; where
+    they do not reach back so far, it is the one with the highest number.
+    """
+    lasts: dict[str, Receipt] = {}
     for receipt in receipts.values():
-        at = given_at.get(str(receipt.id))
-        rank = (receipt.incarnation, at or 0.0, receipt.seq)
-        if rank > newest.get(receipt.learner, (0, 0.0, 0)):
-            newest[receipt.learner] = rank
-            lasts[receipt.learner] = LastHandin(
-                id=str(receipt.id),
-                fate=receipt.fate,
-                reason=receipt.reason,
-                at=at,
-                staleness=receipt.staleness,
-            )
-    return lasts
+        before = lasts.get(receipt.learner)
+        if before is None or _rank(receipt) > _rank(before):
+            lasts[receipt.learner] = receipt
+    told = _told_last(facts)
+    for name, _ in told.values():
+        id_ = HandinId.parse(name)
+        one = receipts.get(handin_field(id_.learner, id_.incarnation, id_.fragment))
+        if one is not None and one.id == id_ and id_.incarnation >= lasts[id_.learner].incarnation:
+            lasts[id_.learner] = one
+    return {
+        learner: LastHandin(
+            id=str(last.id),
+            fate=last.fate,
+            reason=last.reason,
+            at=told[learner][1] if told.get(learner, ("",))[0] == str(last.id) else None,
+            staleness=last.staleness,
+        )
+        for learner, last in lasts.items()
+    }
 
 
-def _given_at(facts: Iterable[Fact]) -> dict[str, float]:
-    """Contribution -> when it got its fate."""
-    given_at = {}
-    for fact in facts:
+def _rank(receipt: Receipt) -> tuple[int, int]:
+    return (receipt.incarnation, receipt.seq)
+
+
+def _told_last(facts: Sequence[Fact]) -> dict[str, tuple[str, float]]:
+    """Learner -> its contribution that got its fate last, as far as facts tell, and when."""
+    told: dict[str, tuple[str, float]] = {}
+    for fact in reversed(facts):
+        ids: Sequence[str] = ()
         if fact.name == "version.published":
-            given_at.update(dict.fromkeys(fact.fields.get("contributions", ()), fact.at))
+            ids = fact.fields.get("contributions", ())
         elif fact.name.startswith("contribution.") and "contribution" in fact.fields:
-            given_at[str(fact.fields["contribution"])] = fact.at
-    return given_at
+            ids = (str(fact.fields["contribution"]),)
+        for id_ in ids:
+            learner = id_.partition("/")[0]
+            if learner not in told:
+                told[learner] = (id_, fact.at)
+    return told

@@ -144,6 +144,12 @@ class HandinId(NamedTuple):
     def __str__(self) -> str:
         return f"{self.learner}/{self.incarnation}/f{self.fragment}/{self.seq}"
 
+    @classmethod
+    def parse(cls, text: str) -> HandinId:
+        """Undo `str`. Raises: ValueError."""
+        learner, incarnation, fragment, seq = text.rsplit("/", 3)
+        return cls(learner, int(incarnation), int(fragment.removeprefix("f")), int(seq))
+
 
 class Receipt(Record, frozen=True, kw_only=True):
     """The fate of one contribution. It counts only once it stands in the log.

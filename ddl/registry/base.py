@@ -325,14 +325,14 @@ class ReaderRegistry(Protocol):
         """Read everything a display needs, as of one instant, in one round trip."""
         ...
 
-    def request(self, request: Request) -> None:
-        """Hand a person's wish to the coordinator. Raises: UnknownRunError."""
-        ...
     def facts(self, *, after: str = "", limit: int) -> list[tuple[str, Fact]]:
         """At most `limit` facts and the place of each, oldest first: those that follow the place
         `after`, without one the newest. Places do not change, and later facts have larger ones."""
         ...
 
+    def request(self, request: Request) -> None:
+        """Hand a person's wish to the coordinator. Raises: UnknownRunError."""
+        ...
 
     def remove_run(self) -> None:
         """Delete every key of the run and its index entry."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Sequence
 
 from ddl.errors import UnknownRunError
 from ddl.protocol.keys import RUNS
@@ -23,7 +22,7 @@ from ddl.protocol.records import (
 from ddl.protocol.wire import canonical, parse
 from ddl.registry.base import IndexEntry, View
 from ddl.registry.redis import RedisServer
-from ddl.registry.run import RedisRun, instants, open_rounds, optional, table
+from ddl.registry.run import RedisRun, instants, open_rounds, optional, rows, table
 
 
 class RedisReader(RedisRun):
@@ -40,8 +39,9 @@ class RedisReader(RedisRun):
         started = time.monotonic()
         reply = self._server.run("view", keys, num_facts)
         latency_s = time.monotonic() - started
-        now, entry, lease, left_ms, head, rounds, events, standbys, *rest = reply
-        fragments, learners, beats, handins, receipts, orders, memory = rest
+        now, entry, lease, left_ms, head, rounds, told, standbys, *texts, memory = reply
+        facts, *hashes = [text.split(b"\0") if text else [] for text in (told, *texts)]
+        fragments, learners, beats, handins, receipts, orders = hashes
         broken: list[str] = []
         states = table(fragments, FragmentState, k.fragments, broken).values()
         return View(
@@ -58,7 +58,7 @@ class RedisReader(RedisRun):
             beats=instants(beats),
             handins=table(handins, Handin, k.handins, broken),
             receipts=table(receipts, Receipt, k.receipts, broken),
-            facts=self._facts(events),
+            facts=tuple(rows(facts[::-1], Fact, what=f"Redis key {k.events}")),
             orders=table(orders, Order, k.orders, broken),
             broken=tuple(broken),
             used_bytes=_number(memory, b"used_memory"),
@@ -72,13 +72,6 @@ class RedisReader(RedisRun):
         else:
             rows = reversed(self._server.call("XREVRANGE", key, "+", "-", "COUNT", limit))
         return [(id_.decode(), parse(row[b"fact"], Fact, what=what)) for id_, row in rows]
-
-    def _facts(
-        self, events: Sequence[tuple[bytes, tuple[bytes, bytes]]] | None
-    ) -> tuple[Fact, ...]:
-        """Oldest first; none were asked for when `events` is None."""
-        what = f"Redis key {self._keys.events}"
-        return tuple(parse(fact, Fact, what=what) for _, (_, fact) in reversed(events or ()))
 
     def request(self, request: Request) -> None:
         k = self._keys

@@ -10,7 +10,7 @@ import msgspec
 from ddl.errors import ProtocolError
 from ddl.protocol.keys import RegistryKeys
 from ddl.protocol.records import Fact, Round, RunEntry
-from ddl.protocol.wire import canonical, parse
+from ddl.protocol.wire import canonical, parse, parse_all
 from ddl.registry.redis import RedisServer
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -72,6 +72,10 @@ def table(raw: Sequence[bytes], kind: type[T], key: str, broken: list[str]) -> d
 
     One learner of another version must not blind the coordinator to all others.
     """
+    names = [name.decode() for name in raw[::2]]
+    at_once = parse_all(raw[1::2], kind)
+    if at_once is not None:
+        return dict(zip(names, at_once, strict=True))
     records: dict[str, T] = {}
     for field, value in fields(raw):
         try:
@@ -79,6 +83,12 @@ def table(raw: Sequence[bytes], kind: type[T], key: str, broken: list[str]) -> d
         except ProtocolError as error:
             broken.append(str(error))
     return records
+
+
+def rows(raw: Sequence[bytes], kind: type[T], *, what: str) -> list[T]:
+    """Read records in a row. Raises: ProtocolError naming `what`."""
+    at_once = parse_all(raw, kind)
+    return [parse(row, kind, what=what) for row in raw] if at_once is None else at_once
 
 
 def instants(raw: Sequence[bytes]) -> dict[str, float]:

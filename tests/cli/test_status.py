@@ -9,19 +9,25 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import msgspec
 import pytest
+import redis
 
 from ddl.embedded import EmbeddedRedis
 from ddl.protocol.keys import ObjectKeys
 from ddl.protocol.records import RunSnapshot
 from ddl.protocol.wire import canonical
+from ddl.registry.learner import RedisLearner
 from ddl.store.local import LocalStore
+from ddl_cli.reading import reading
+from ddl_cli.resolve import resolve
 from tests.cli.conftest import publish
-from tests.views import NOW, fact, run_record
+from tests.views import NOW, fact, learner, run_record
 
 DDL = [sys.executable, "-m", "ddl_cli"]
 PATIENCE_S = 30.0
@@ -78,6 +84,37 @@ def test_watch_in_a_log_is_a_line_per_event(redis_url: str) -> None:
     assert [line[9:] for line in lines[:2]] == ["first thing", "second thing"]
     assert "version 15 (40%)" in lines[2]
     assert len(lines) == 3
+
+
+@pytest.mark.parametrize("others", [0, 200])
+def test_a_look_is_one_request_however_many_learners_there_are(
+    own_redis: EmbeddedRedis, others: int
+) -> None:
+    """One script, as of one instant; the backlog of events is read once, at the start."""
+    publish(own_redis.url)
+    with closing(RedisLearner(own_redis.url, "demo")) as member:
+        for number in range(others):
+            member.register(learner(f"l{number}"), gone_s=15.0, takeover=False)
+    source = reading(resolve("demo", redis=own_redis.url, environment={}))
+    assert source.read() is not None  # the server knows the script from here on
+    with redis.Redis.from_url(own_redis.url) as client:
+        before = requests(client)
+        source.backlog()
+        for _ in range(5):
+            shown = source.read()
+            assert shown is not None
+            assert len(shown.learners) == 1 + others
+        assert requests(client) - before == {
+            "evalsha": 5,
+            "xrevrange": 1 + 5,
+        }  # 5 inside of scripts
+
+
+def requests(client: redis.Redis) -> Counter[str]:
+    """How often the server ran a script, or read events, within scripts and without."""
+    stats: dict[str, dict[str, int]] = client.info("commandstats")
+    names = ("evalsha", "eval", "xrevrange", "xrange")
+    return Counter({n: stats[f"cmdstat_{n}"]["calls"] for n in names if f"cmdstat_{n}" in stats})
 
 
 def test_once_and_watch_exclude_each_other(published: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from rich.text import Text
@@ -12,6 +12,9 @@ from ddl_cli.units import short_time
 from ddl_cli.view.text import Canvas, cropped, sentence
 
 PUBLISHED: Final = "version.published"
+
+NAMED_FROM: Final = 16
+"""Versions of a group, the newest, whose learners are named."""
 
 _STYLES: Final = {
     "red": (
@@ -41,29 +44,39 @@ def lines(
     facts: Sequence[Fact], canvas: Canvas, now: float, *, room: int | None = None, top: int = 0
 ) -> list[Text]:
     """The newest events in at most `room` lines; `top` of the newest lines are scrolled away."""
-    told = [line for group in grouped(facts) for line in _words(group, canvas, now)]
-    end = len(told) - min(top, max(0, len(told) - (room or 0)))
-    return told[:end] if room is None else told[max(0, end - room) : end]
+    wanted = None if room is None else room + top
+    told: list[list[Text]] = []
+    for group in grouped(facts):
+        told.append(_words(group, canvas, now))
+        if wanted is not None and sum(map(len, told)) >= wanted:
+            break
+    all_lines = [line for group_lines in reversed(told) for line in group_lines]
+    if room is None:
+        return all_lines
+    end = max(min(room, len(all_lines)), len(all_lines) - top)
+    return all_lines[max(0, end - room) : end]
 
 
-def grouped(facts: Iterable[Fact]) -> Iterator[list[Fact]]:
-    """Each event for itself, but published versions with those that followed at once."""
+def grouped(facts: Sequence[Fact]) -> Iterator[list[Fact]]:
+    """From the newest on, each event for itself, but a published version with those just before it."""
     group: list[Fact] = []
-    for fact in facts:
+    for fact in reversed(facts):
         if group and not (_is_version(fact) and _is_version(group[-1])):
-            yield group
+            yield group[::-1]
             group = []
         group.append(fact)
     if group:
-        yield group
+        yield group[::-1]
 
 
 def _is_version(fact: Fact) -> bool:
     return fact.name == PUBLISHED and "version" in fact.fields
 
 
-def matching(facts: Iterable[Fact], pattern: str) -> list[Fact]:
+def matching(facts: Sequence[Fact], pattern: str) -> Sequence[Fact]:
     """Events whose name, text or learner `pattern` is a part of."""
+    if not pattern:
+        return facts
     return [
         fact
         for fact in facts
@@ -83,7 +96,8 @@ def _words(group: Sequence[Fact], canvas: Canvas, now: float) -> list[Text]:
 
 def _versions(group: Sequence[Fact]) -> str:
     first, last = group[0], group[-1]
-    learners = sorted({name for fact in group for name in fact.fields.get("learners", ())})
+    of_late = group[-NAMED_FROM:]
+    learners = sorted({name for fact in of_late for name in fact.fields.get("learners", ())})
     names = ", ".join(learners[:4]) + (
         f" and {len(learners) - 4} more" if len(learners) > 4 else ""
     )

@@ -32,20 +32,29 @@ class Trail:
 
     def __init__(self, facts: Iterable[Fact] = ()) -> None:
         self.rates = Rates()
-        self._facts: deque[Fact] = deque(facts, maxlen=EVENTS_KEPT)
-        self._known = {_name(fact) for fact in self._facts}
+        self._facts: dict[tuple[float, str], Fact] = {}
+        self._losses: list[tuple[int, float]] = []
+        self._note(facts)
         self._moved: dict[tuple[str, int], tuple[int, int]] = {}
         self._sums: deque[tuple[float, int, int]] = deque()
 
     def add(self, shown: RunSnapshot) -> RunSnapshot:
         """The snapshot with all events that are known by now, and their losses."""
-        for fact in shown.events:
-            if _name(fact) not in self._known:
-                self._facts.append(fact)
-        self._known = {_name(fact) for fact in self._facts}
+        self._note(shown.events)
         self._measure(shown)
-        facts = tuple(self._facts)
-        return msgspec.structs.replace(shown, events=facts, losses=losses(facts) or shown.losses)
+        return msgspec.structs.replace(
+            shown,
+            events=tuple(self._facts.values()),
+            losses=tuple(self._losses) or shown.losses,
+        )
+
+    def _note(self, facts: Iterable[Fact]) -> None:
+        new = [fact for fact in facts if _name(fact) not in self._facts]
+        self._facts |= {_name(fact): fact for fact in new}
+        self._losses += losses(new)
+        del self._losses[:-EVENTS_KEPT]
+        while len(self._facts) > EVENTS_KEPT:
+            del self._facts[next(iter(self._facts))]
 
     def _measure(self, shown: RunSnapshot) -> None:
         up, down = self._sums[-1][1:] if self._sums else (0, 0)

@@ -3,9 +3,14 @@
 -- KEYS[7] fragments  KEYS[8] learners  KEYS[9] beats  KEYS[10] handins  KEYS[11] receipts
 -- KEYS[12] orders
 -- ARGV[1] number of facts wanted
--- Returns {now, RunEntry, Lease, its ms left, Head, OpenRounds, {{id, {'fact', Fact}}, newest
--- first}, {standby, ...}, fragments, learners, beats, handins, receipts, orders, INFO memory}; ''
--- for what is not there, each hash as a flat list.
+-- Returns {now, RunEntry, Lease, its ms left, Head, OpenRounds, facts, {standby, ...}, fragments,
+-- learners, beats, handins, receipts, orders, INFO memory}; '' for what is not there. Facts come newest
+-- first, each hash as its fields and values in turn, all of a kind in one text with '\0' between:
+-- a client reads one long text many times as fast as many short ones.
+local facts = {}
+for _, row in ipairs(redis.call('XREVRANGE', KEYS[5], '+', '-', 'COUNT', ARGV[1]) or {}) do
+  facts[#facts + 1] = row[2][2]
+end
 local reply = {
   server_now(),
   redis.call('HGET', KEYS[1], 'entry') or '',
@@ -13,11 +18,11 @@ local reply = {
   redis.call('PTTL', KEYS[2]),
   redis.call('GET', KEYS[3]) or '',
   redis.call('GET', KEYS[4]) or '',
-  redis.call('XREVRANGE', KEYS[5], '+', '-', 'COUNT', ARGV[1]),
+  table.concat(facts, '\0'),
   redis.call('ZRANGEBYSCORE', KEYS[6], '(' .. server_now(), '+inf'),
 }
 for key = 7, 12 do
-  reply[#reply + 1] = redis.call('HGETALL', KEYS[key])
+  reply[#reply + 1] = table.concat(redis.call('HGETALL', KEYS[key]), '\0')
 end
 local memory = redis.pcall('INFO', 'memory')  -- not everybody may ask
 reply[#reply + 1] = type(memory) == 'string' and memory or ''
