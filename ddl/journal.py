@@ -15,7 +15,7 @@ import msgspec
 
 from ddl.clock import Clock, SystemClock
 
-Form = Literal["text", "json"]
+Form = Literal["text", "colour", "json"]
 
 REMIND_S: Final = 60.0
 """How often a trouble that lasts is told again."""
@@ -30,7 +30,8 @@ class Journal:
     Args:
         stream: where to; None drops everything. A stream that is closed or broken is not written
             to again: whoever read it has gone, and the work goes on.
-        form: "text" gives `HH:MM:SS name  sentence`, "json" one object a line.
+        form: "text" gives `HH:MM:SS name  sentence`, "colour" the same with the escapes of a
+            terminal, "json" one object a line.
         clock: its wall clock stamps the lines.
     """
 
@@ -50,7 +51,10 @@ class Journal:
             row = {**fields, "at": round(at, 3), "name": name, "text": text}
             line = msgspec.json.encode(row).decode()
         else:
-            line = f"{time.strftime('%H:%M:%S', time.localtime(at))} {name:<24} {text}"
+            clock, padded = time.strftime("%H:%M:%S", time.localtime(at)), f"{name:<24}"
+            if self._form == "colour":
+                clock, padded = f"\033[2m{clock}\033[0m", f"\033[36m{padded}\033[0m"  # dim, cyan
+            line = f"{clock} {padded} {text}"
         with self._lock:
             if self._stream is None:
                 return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 
 from ddl.journal import Journal, Troubles
 from ddl.names import counted
@@ -24,6 +25,15 @@ def test_text_has_time_name_and_sentence() -> None:
     clock, name, sentence = stream.getvalue().split(maxsplit=2)
     assert len(clock) == len("HH:MM:SS")
     assert (name, sentence) == ("lease.taken", "epoch 1\n")
+
+
+def test_colours_are_only_around_the_words() -> None:
+    """Without the escapes, a line on a terminal is the line in a file."""
+    coloured, plain = io.StringIO(), io.StringIO()
+    Journal(coloured, form="colour", clock=Clock()).tell("lease.taken", "epoch 1")
+    Journal(plain, clock=Clock()).tell("lease.taken", "epoch 1")
+    assert coloured.getvalue() != plain.getvalue()
+    assert re.sub(r"\033\[\d+m", "", coloured.getvalue()) == plain.getvalue()
 
 
 def test_json_has_all_fields() -> None:

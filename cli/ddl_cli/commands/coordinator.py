@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,9 +13,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ddl import config
-from ddl.journal import Journal
 from ddl_cli.arguments import key_values
 from ddl_cli.exits import Exit
+from ddl_cli.logs import open_log
 
 if TYPE_CHECKING:
     from ddl.coordinator.service import Service
@@ -85,7 +84,7 @@ def start(
         up_mbit=up_mbit,
         down_mbit=down_mbit,
     )
-    journal = Journal(sys.stderr, form="json" if as_json else "text")
+    journal = open_log(as_json=as_json)
     with _signals() as signals:
         try:
             outcome = run_coordinator(options, journal=journal, on_ready=signals.attach)

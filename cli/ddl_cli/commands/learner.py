@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from ddl.journal import Journal
 from ddl.learner.departure import Departed, Departure
 from ddl_cli.arguments import key_values, scalar
 from ddl_cli.asking import TimeoutOption, ask
 from ddl_cli.exits import Exit
+from ddl_cli.logs import open_log
 from ddl_cli.resolve import RedisOption, RunArgument, resolve
 
 if TYPE_CHECKING:
@@ -102,7 +101,7 @@ def join(
                     takeover=takeover,
                     up_mbit=up_mbit,
                     down_mbit=down_mbit,
-                    journal=Journal(sys.stderr, form="json" if as_json else "text"),
+                    journal=open_log(as_json=as_json),
                 ),
                 TaskOptions(
                     task=task, args=args, device=device, threads=threads, max_steps=max_steps
