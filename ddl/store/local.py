@@ -137,7 +137,7 @@ class LocalStore:
     def sweep_uploads(self, *, older_than_s: float) -> int:
         if not self._scratch.is_dir() and not self._is_gone():
             return 0  # nobody has written here yet
-        with self._errors(f"cannot write to {self._root}"):
+        with self._errors("cannot write a scratch file"):
             with scratch_file(self._scratch) as (_, probe):
                 now = probe.stat().st_mtime  # the file server's clock, which stamped the others too
             swept = 0
