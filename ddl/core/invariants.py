@@ -8,7 +8,7 @@ coordinator that is being debugged. Each broken one is a sentence; an empty list
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from ddl.core.learner import LearnerMachine
@@ -20,7 +20,7 @@ from ddl.protocol.records import Amount, HandinId, LedgerRow
 
 def check(machine: Machine) -> list[str]:
     """What is wrong with a coordinator's core, as it stands between two events."""
-    return [*_log(machine.log), *_accounts(machine), *_present(machine)]
+    return [*_log(machine.log), *_accounts(machine, _waiting(machine)), *_present(machine)]
 
 
 def check_learner(machine: LearnerMachine) -> list[str]:
@@ -42,11 +42,13 @@ class Watch:
     def check(self, machine: Machine) -> list[str]:
         """What is wrong now, alone or as a change since the last call."""
         before, self._before = self._before, _Durable.of(machine.log)
-        waiting, self._waiting = self._waiting, _waiting(machine)
+        known, self._waiting = self._waiting, _waiting(machine)
         if self._before != before:
             return [*check(machine), *(_changes(before, self._before) if before else ())]
-        if self._waiting != waiting:
-            return [*_accounts(machine), *_present(machine)]
+        if self._waiting != known:
+            before_ids = set(known)
+            new = [id_ for id_ in self._waiting if id_ not in before_ids]
+            return [*_accounts(machine, new), *_present(machine)]
         return list(_present(machine))
 
 
@@ -137,10 +139,10 @@ def _contributions(machine: Machine) -> Iterator[str]:
             yield f"{id_} waits for a record with receipt {receipt}"
 
 
-def _accounts(machine: Machine) -> Iterator[str]:
-    """What is wrong in how that which waits for a receipt is kept, or how it goes with the log."""
+def _accounts(machine: Machine, waiting: Iterable[HandinId]) -> Iterator[str]:
+    """What is wrong in how these, which wait for a receipt, are kept, or how they go with the log."""
     log, inbox = machine.log, machine.inbox
-    for id_ in _waiting(machine):
+    for id_ in waiting:
         account = log.accounts.get(handin_field(id_.learner, id_.incarnation, id_.fragment))
         last, settled = (account.last.seq, account.settled) if account else (0, Amount())
         if id_.seq != last + 1:

@@ -47,13 +47,17 @@ from ddl.sim.clockwork import Process, Signal, Thread, Until
 from ddl.sim.network import Link
 from ddl.sim.payloads import (
     KERNEL,
+    PRIME,
+    STEP_LEFT_OUT_BITS,
     Contribution,
     Encoded,
+    Move,
     Outer,
     Weights,
     announcement,
     decode,
     encode,
+    lossy,
     outer_step,
 )
 from ddl.sim.redis import CoordinatorSide
@@ -425,12 +429,23 @@ class Coordinator(Process):
         self._put(event)
 
     def _merge_and_put(self, order: e.Merge, inputs: list[tuple[float, int]]) -> Thread[e.Merged]:
-        master, momentum = yield from self._base(order.base)
-        step = outer_step(inputs, master=master, momentum=momentum, lr=order.lr, mu=order.momentum)
+        before, outer_before = yield from self._base(order.base)
+        step = outer_step(
+            inputs,
+            master=outer_before.master if outer_before else before,
+            momentum=outer_before.momentum if outer_before else None,
+            lr=order.lr,
+            mu=order.momentum,
+        )
         fragment, version = order.fragment, order.base.version + 1
-        keys = self.world.keys
-        published = encode(keys, Weights(fragment, version, step.master))
-        outer = encode(keys, Outer(fragment, version, step.momentum))
+        keys, value, move = self.world.keys, step.master, None
+        if self.world.run.settings.codec.down == "int4-step":
+            leap = lossy((step.master - before) % PRIME, STEP_LEFT_OUT_BITS)
+            value = (before + leap) % PRIME
+            move = encode(keys, Move(fragment, version, leap))
+            yield from self._put_payload(move)
+        published = encode(keys, Weights(fragment, version, value))
+        outer = encode(keys, Outer(fragment, version, step.master, step.momentum))
         for payload in (published, outer):
             yield from self._put_payload(payload)
         moved = FragmentStep(
@@ -439,17 +454,19 @@ class Coordinator(Process):
             version_after=version,
             published=published.ref,
             outer=outer.ref,
+            step=move.ref if move else None,
         )
         return e.Merged(order.launch, moved, Health(), KERNEL, Waits(merge_s=MERGE_S))
 
-    def _base(self, head: FragmentHead) -> Thread[tuple[int, int | None]]:
+    def _base(self, head: FragmentHead) -> Thread[tuple[int, Outer | None]]:
+        """The published value and the outer state that a merge starts from."""
         weights = decode(head.published, bytes((yield from self._get(head.published))), Weights)
         assert weights is not None, f"{head.published.key} is damaged"
         if head.outer is None:
             return weights.value, None
         outer = decode(head.outer, bytes((yield from self._get(head.outer))), Outer)
         assert outer is not None, f"{head.outer.key} is damaged"
-        return weights.value, outer.momentum
+        return weights.value, outer
 
     def _get(self, ref: ObjectRef) -> Thread[bytearray]:
         return self.to_store.call(lambda: self.world.store.get(ref.key))

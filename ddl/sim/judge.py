@@ -8,19 +8,33 @@ and breaks the history off at the first thing that is not as it must be.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, TypeVar
+
+import msgspec
 
 from ddl.core.learner import Adoption
 from ddl.core.log import LogState
 from ddl.errors import DdlError, IntegrityError, LeaseLostError, RegistryError, StoreError
 from ddl.protocol import wire
-from ddl.protocol.records import Amount, FragmentStep, Handin, HandinId, LogRecord, Receipt
-from ddl.sim.payloads import Outer, Weights, decode, outer_step
+from ddl.protocol.records import (
+    Amount,
+    FragmentStep,
+    Handin,
+    HandinId,
+    LogRecord,
+    ObjectRef,
+    Receipt,
+)
+from ddl.sim.payloads import PRIME, STEP_LEFT_OUT_BITS, Move, Outer, Weights, decode, outer_step
 
 if TYPE_CHECKING:
     from ddl.sim.coordinator import Coordinator
     from ddl.sim.learner import Learner
     from ddl.sim.world import World
+
+MOST_LEFT_OUT: Final = 1 << STEP_LEFT_OUT_BITS
+
+T = TypeVar("T", bound=msgspec.Struct)
 
 Life = tuple[str, int, int]
 """Learner, incarnation, fragment."""
@@ -106,24 +120,33 @@ class Judge:
     def _on_version(self, record: LogRecord, step: FragmentStep) -> None:
         fragment = step.fragment
         self.committed_at[fragment] = self._world.timeline.now
-        weights, momentum = self._stored(step)
+        value = self._stored(step.published, Weights).value
+        outer = self._stored(step.outer, Outer) if step.outer is not None else None
+        state = (outer.master, outer.momentum) if outer else (value, None)
         if record.kind == "step":
-            self._check_merge(record, step, (weights, momentum))
-        self._state[fragment] = weights, momentum
-        self._published[fragment, step.version_after] = step.published.sha256, weights
+            self._check_merge(record, step, state)
+            self._check_publication(step, value, state[0])
+        self._state[fragment] = state
+        self._published[fragment, step.version_after] = step.published.sha256, value
 
-    def _stored(self, step: FragmentStep) -> tuple[int, int | None]:
-        """Weights and momentum as they lie in the store."""
-        objects = self._world.store.objects
-        weights = decode(step.published, objects[step.published.key], Weights)
-        if weights is None:
-            raise ViolationError(f"{step.published.key} is committed and damaged")
-        if step.outer is None:
-            return weights.value, None
-        outer = decode(step.outer, objects[step.outer.key], Outer)
-        if outer is None:
-            raise ViolationError(f"{step.outer.key} is committed and damaged")
-        return weights.value, outer.momentum
+    def _stored(self, ref: ObjectRef, kind: type[T]) -> T:
+        """An object as it lies in the store."""
+        found = decode(ref, self._world.store.objects[ref.key], kind)
+        if found is None:
+            raise ViolationError(f"{ref.key} is committed and damaged")
+        return found
+
+    def _check_publication(self, step: FragmentStep, value: int, master: int) -> None:
+        """What learners get is the master, but for what the step object leaves out of it."""
+        if step.step is None:
+            self.expect(value == master, f"{step.published.key} is not its master")
+            return
+        _, before = self._published[step.fragment, step.version_before]
+        move = self._stored(step.step, Move)
+        self.expect(
+            (before + move.value) % PRIME == value and (master - value) % PRIME < MOST_LEFT_OUT,
+            f"{step.step.key} does not lead from v{step.version_before} to v{step.version_after}",
+        )
 
     def _check_merge(
         self, record: LogRecord, step: FragmentStep, stored: tuple[int, int | None]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 import msgspec
 
@@ -26,18 +26,32 @@ from ddl.protocol.records import (
     HandinId,
     LearnerRecord,
     LogRecord,
+    ObjectRef,
     RunEntry,
 )
 from ddl.protocol.wire import digest, parse
 from ddl.registry.base import Joined
 from ddl.sim.clockwork import Process, Signal, Thread, Until
 from ddl.sim.network import Link
-from ddl.sim.payloads import CODEC, PRIME, Contribution, Encoded, Movement, Weights, decode, encode
+from ddl.sim.payloads import (
+    LEFT_OUT_BITS,
+    PRIME,
+    Contribution,
+    Encoded,
+    Move,
+    Movement,
+    Weights,
+    decode,
+    encode,
+    lossy,
+)
 from ddl.sim.redis import LearnerSide
 from ddl.store.search import last_present
 
 if TYPE_CHECKING:
     from ddl.sim.world import World
+
+T = TypeVar("T", bound=msgspec.Struct)
 
 ENCODE_S = 0.02
 BACKOFF_S = 0.2
@@ -82,6 +96,7 @@ class Learner(Process):
         self.movements = [Movement() for _ in range(world.num_fragments)]
         self.stored: dict[HandinId, Handin] = {}
         self.staged: dict[int, tuple[int, str]] = {}
+        self._bases: dict[int, int] = {}
         self._u_steps = [0] * world.num_fragments
         self._changed = Signal()
         self._work: deque[Callable[[], Thread[None]]] = deque()
@@ -311,18 +326,18 @@ class Learner(Process):
 
     def _encode(self, snapshot: Snapshot, delta: int) -> tuple[Encoded, Handin]:
         """The contribution and its announcement. What the codec leaves out of it stays in u."""
-        left_out = self._rng.getrandbits(8) if self.world.lossy else 0
+        codec = self.world.run.settings.codec.up
         handin = Handin(
             learner=self.name,
             incarnation=self.incarnation,
             lineage=self.world.lineage,
-            codec=CODEC,
+            codec=f"{codec}/1",
             payload=NO_PAYLOAD,
             loss=self.world.loss,
             step_s=self._usual_step_s,
             **snapshot._asdict(),
         )
-        decoded = (delta - left_out) % PRIME
+        decoded = lossy(delta, LEFT_OUT_BITS[codec])
         norm = snapshot.steps * self.norm_factor * (0.8 + 0.4 * self._rng.random())
         encoded = encode(self.world.keys, Contribution(handin, decoded, norm))
         handin = msgspec.structs.replace(handin, payload=encoded.ref)
@@ -505,16 +520,35 @@ class Learner(Process):
 
     def _stage(self, state: FragmentState) -> Thread[None]:
         ref = state.published
-        data = bytes((yield from self._get(ref.key)))
-        data = self.world.faulty.damage(self.name, "down", data)
-        weights = decode(ref, data, Weights)
+        weights = yield from self._by_step(state)
         if weights is None:
-            raise IntegrityError(f"{ref.key} is damaged")
+            weights = yield from self._fetch(ref, Weights)
+        self._bases[state.fragment] = weights.value
         self.staged[state.fragment] = weights.value, ref.sha256
         self._machine.on_staged(state.fragment, Staged(state.version, state.line, ref.sha256))
         self._store_down_since = None
         self._damaged = 0
         self._changed.notify()
+
+    def _by_step(self, state: FragmentState) -> Thread[Weights | None]:
+        """The version from the one before it and the step between, if both are to be had."""
+        base = self._bases.get(state.fragment)
+        if state.step is None or base is None or not self._machine.takes_step(state):
+            return None
+        try:
+            move = yield from self._fetch(state.step, Move)
+        except (ObjectNotFoundError, IntegrityError):
+            return None
+        weights = Weights(state.fragment, state.version, (base + move.value) % PRIME)
+        made = encode(self.world.keys, weights).ref
+        return weights if made.sha256 == state.published.sha256 else None
+
+    def _fetch(self, ref: ObjectRef, kind: type[T]) -> Thread[T]:
+        data = bytes((yield from self._get(ref.key)))
+        found = decode(ref, self.world.faulty.damage(self.name, "down", data), kind)
+        if found is None:
+            raise IntegrityError(f"{ref.key} is damaged")
+        return found
 
     def _note_failure(self, error: DdlError) -> None:
         if isinstance(error, IntegrityError):

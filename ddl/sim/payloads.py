@@ -3,7 +3,8 @@
 A fragment's weights are one number, an integer modulo the prime 2^61 - 1. There every sum,
 difference, product and quotient is exact, and every step moves by a number of 61 random bits: a
 contribution that is lost, merged twice or merged onto the wrong base shows for certain, and no
-rounding hides it. The formulas are those of `ddl.merge`, with the mean as the rule.
+rounding hides it. The formulas are those of `ddl.merge`, with the mean as the rule. A codec leaves
+out the low bits of what it encodes: a different number of them for each.
 """
 
 from __future__ import annotations
@@ -21,7 +22,11 @@ from ddl.protocol.wire import canonical, parse
 
 PRIME: Final = 2**61 - 1
 KERNEL: Final = "residues/1"
-CODEC: Final = "fp32/1"
+LEFT_OUT_BITS: Final = {"fp32": 0, "bf16": 8, "int8": 16, "int4": 24}
+"""What each codec of a contribution leaves out."""
+
+STEP_LEFT_OUT_BITS: Final = 24
+"""What the step between two published versions leaves out of it."""
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -35,11 +40,20 @@ class Weights(msgspec.Struct, frozen=True):
 
 
 class Outer(msgspec.Struct, frozen=True):
-    """Its outer state."""
+    """Its outer state; `master` differs from the published value if steps are published."""
 
     fragment: int
     version: int
+    master: int
     momentum: int
+
+
+class Move(msgspec.Struct, frozen=True):
+    """The step object: what leads from the published version before to this one."""
+
+    fragment: int
+    version: int
+    value: int
 
 
 class Contribution(msgspec.Struct, frozen=True):
@@ -81,6 +95,11 @@ def outer_step(
     return Step(after, buffer)
 
 
+def lossy(value: int, left_out_bits: int) -> int:
+    """What is left of a value after encoding and decoding."""
+    return value >> left_out_bits << left_out_bits
+
+
 class Encoded(NamedTuple):
     """A payload on its way into the store."""
 
@@ -88,7 +107,7 @@ class Encoded(NamedTuple):
     data: bytes
 
 
-def encode(keys: ObjectKeys, value: Weights | Outer | Contribution) -> Encoded:
+def encode(keys: ObjectKeys, value: Weights | Outer | Move | Contribution) -> Encoded:
     """Bytes of a payload, and the reference that names them."""
     data = canonical(value)
     digest = hashlib.sha256(data).hexdigest()
@@ -97,6 +116,8 @@ def encode(keys: ObjectKeys, value: Weights | Outer | Contribution) -> Encoded:
             key = keys.fragment(fragment, version, digest)
         case Outer(fragment, version):
             key = keys.outer(fragment, version, digest)
+        case Move(fragment, version):
+            key = keys.step(fragment, version, digest)
         case _:
             announcement = value.announcement
             key = keys.contribution(*announcement.id, digest)

@@ -56,7 +56,7 @@ def swarm(
     outcomes = []
     # forked workers would share what the caller has; these begin with nothing
     context = multiprocessing.get_context("spawn")
-    with context.Pool(processes, initializer=gc.disable) as pool:
+    with context.Pool(processes, initializer=_begin) as pool:
         for chunk in pool.imap_unordered(_simulate_all, _chunks(seeds)):
             for outcome in chunk:
                 note(outcome)
@@ -73,6 +73,12 @@ def swarm(
         ),
         seconds=round(time.monotonic() - started, 1),
     )
+
+
+def _begin() -> None:
+    """In a worker: garbage is collected when we say so, and modules are none."""
+    gc.disable()
+    gc.freeze()
 
 
 def _chunks(seeds: Iterable[int]) -> Iterator[tuple[int, ...]]:

@@ -11,6 +11,7 @@ from typing import Any, Final, NamedTuple
 
 from ddl.config import (
     AdoptSettings,
+    CodecSettings,
     FragmentSettings,
     GateSettings,
     HealthSettings,
@@ -102,7 +103,6 @@ class World:
         leases: by holder, its epoch and when its lease was last given or renewed.
         announced_at: when a coordinator first knew of a contribution.
         loss: that learners report.
-        lossy: whether what is handed in differs from what was moved, as with a codec.
     """
 
     def __init__(self, seed: int, say: Say | None = None) -> None:
@@ -120,7 +120,6 @@ class World:
         self.run = self._genesis()
         self.store.put(self._keys.run_record, canonical(self.run))
         self.lineage = self.run.lineage
-        self.lossy = self._rng.random() < 0.5
         self.loss = 1.0
         self._patient_until = 0.0
         self.spools: dict[str, Spool] = {}
@@ -299,6 +298,10 @@ class World:
                 staleness_max=rng.choice([1, 2, 4]),
             ),
             merge=MergeSettings(method="mean"),
+            codec=CodecSettings(
+                up=rng.choice(["fp32", "bf16", "int8", "int4"]),
+                down=rng.choice(["full", "full", "int4-step"]),
+            ),
             adopt=AdoptSettings(mode=rng.choice(["carry", "carry", "carry", "overwrite", "blend"])),
             gate=GateSettings(calm_rounds=3, refusals_max=2),
             health=HealthSettings(rollback=rng.choice(["off", "hold", "auto"])),
