@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
+from ddl.core.chain import because
 from ddl.core.events import Say
 from ddl.core.membership import Member
 from ddl.core.rounds import OpenRound
@@ -143,8 +144,9 @@ def _state_changed(record: LogRecord, before: RunState) -> Iterator[Say]:
 
 def _because(record: LogRecord) -> str:
     """Why, and by whom."""
-    why = f": {record.why}" if record.why else ""
-    return f"{why} ({record.who})" if record.who else why
+    colon = ":" if record.why else ""
+    words = because(record)
+    return f"{colon} {words}" if words else ""
 
 
 def _published(record: LogRecord) -> Say:

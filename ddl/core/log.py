@@ -17,7 +17,7 @@ import msgspec
 from ddl import config
 from ddl.config import Settings
 from ddl.core import units
-from ddl.core.chain import check_follows, state_after
+from ddl.core.chain import because, check_follows, state_after
 from ddl.core.health import Vitals
 from ddl.limits import STALENESS_LIMIT
 from ddl.protocol import wire
@@ -275,7 +275,7 @@ class LogState(msgspec.Struct, kw_only=True):
             self.answered = [*self.answered, record.request][-REQUESTS_KEPT:]
         if record.state != self.state:
             self.state, self.state_at = record.state, record.written_at
-            self.why = f"{record.why} ({record.who})" if record.who else record.why
+            self.why = because(record)
         self.seq = record.seq
         self.global_version = record.global_version
         self.line = record.line
