@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from typing import Annotated
 
@@ -63,6 +64,8 @@ def _options(
 
 def main() -> None:
     """The `ddl` command. Never returns: ends the process with a code of `ddl_cli.exits`."""
+    if isinstance(sys.stdout, io.TextIOWrapper):  # what a locale has no letter for is no failure
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         app()
     except DdlError as error:

@@ -8,11 +8,13 @@ import re
 import signal
 import subprocess
 import sys
+import termios
 import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 import pytest
@@ -22,6 +24,7 @@ from ddl.embedded import EmbeddedRedis
 from ddl.protocol.keys import ObjectKeys
 from ddl.protocol.records import RunSnapshot
 from ddl.protocol.wire import canonical
+from ddl.registry.coordinator import RedisCoordinator
 from ddl.registry.learner import RedisLearner
 from ddl.store.local import LocalStore
 from ddl_cli.reading import reading
@@ -138,7 +141,8 @@ def test_a_live_view_restores_the_terminal_on_ctrl_c(published: str) -> None:
     shown, code = on_terminal(
         [*DDL, "status", published, "--interval", "0.1"],
         {"TERM": "xterm"},
-        interrupt_when=lambda text: text.count("anna") >= 3,
+        Step("anna"),
+        Step("anna", "\x03"),
     )
     assert code == 130
     assert shown.rindex("\x1b[?25h") > shown.rindex("\x1b[?25l")
@@ -226,21 +230,105 @@ def test_a_store_without_the_run_is_said(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def on_terminal(
-    command: list[str],
-    environment: dict[str, str],
-    *,
-    interrupt_when: Callable[[str], bool] = lambda _: False,
-) -> tuple[str, int]:
-    """Run a command on a terminal of its own; all that it wrote, and its exit code.
+@pytest.mark.parametrize("locale", ["C", "de_DE.ISO-8859-1"])
+def test_other_locales_get_what_they_can_show(redis_url: str, locale: str) -> None:
+    """Nothing of our own but ASCII; letters that the encoding lacks are spelled out, no failure."""
+    text = "cleo raised: \u00bbd\u00e9j\u00e0\u00ab \u4e2d"
+    publish(redis_url, facts=(fact(5, "learner.left", text),))
+    shown = subprocess.run(
+        [*DDL, "status", "demo", "--redis", redis_url],
+        capture_output=True,
+        check=False,
+        env={**os.environ, "LC_ALL": locale, "PYTHONIOENCODING": "cp1252"},
+    )
+    assert shown.returncode == 0
+    printed = shown.stdout.decode("cp1252")
+    assert text.replace("\u4e2d", "\\u4e2d") in printed
+    assert printed.replace(text[:-1], "").isascii()
 
-    Ctrl-C is typed once, when what was written so far says so.
-    """
+
+def test_keys_turn_pages(published: str) -> None:
+    """Each page has its key, Enter shows the chosen learner, Esc goes back, and q ends with 0."""
+    shown, code = on_terminal(
+        [*DDL, "status", published, "--interval", "0.2"],
+        {"TERM": "xterm"},
+        Step("last hand-in", "3"),
+        Step("merge", "4"),
+        Step("anna joined from host-a", "?"),
+        Step("all about the chosen learner", "\x1b"),
+        Step("anna joined from host-a", "1"),
+        Step("last hand-in", "\x1b[B\r"),
+        Step("incarnation 1", "q"),
+    )
+    assert code == 0
+    assert "Traceback" not in shown
+    assert shown.rindex("\x1b[?1049l") > shown.rindex("\x1b[?1049h"), "the terminal is as it was"
+
+
+def test_learners_are_found_by_typing(published: str) -> None:
+    """A slash, a part of a name, Enter; p lets the picture stand still."""
+    shown, code = on_terminal(
+        [*DDL, "status", published, "--interval", "0.2"],
+        {"TERM": "xterm"},
+        Step("anna", "/"),
+        Step("filter: _", "zz\r"),
+        Step("filter 'zz'", "p"),
+        Step("STANDS STILL", "q"),
+    )
+    assert code == 0
+    assert "Traceback" not in shown
+
+
+def test_a_window_that_changes_its_size_is_drawn_anew(published: str) -> None:
+    """At once, however long the interval is; and wide windows show more."""
+    shown, code = on_terminal(
+        [*DDL, "status", published, "--interval", "60"],
+        {"TERM": "xterm"},
+        Step("anna", size=(50, 200)),
+        Step("steps/s", "q"),
+    )
+    assert code == 0
+    assert "Traceback" not in shown
+
+
+def test_the_live_view_survives_a_redis_that_goes_away(own_redis: EmbeddedRedis) -> None:
+    """Keys work meanwhile, what was seen last stays, and it goes on when Redis is back."""
+    publish(own_redis.url)
+
+    def come_back() -> None:
+        own_redis.start()
+        with closing(RedisCoordinator(own_redis.url, "demo")) as coordinator:
+            coordinator.tell([fact(0, "x", "something new")])
+
+    shown, code = on_terminal(
+        [*DDL, "status", "demo", "--redis", own_redis.url, "--interval", "0.2"],
+        {"TERM": "xterm"},
+        Step("anna", act=own_redis.stop),
+        Step("cannot be reached", "4"),
+        Step("this is what was seen last", act=come_back),
+        Step("something new", "q"),
+    )
+    assert code == 0
+    assert "Traceback" not in shown
+
+
+class Step(NamedTuple):
+    """Once `seen` was written since the last step: type, resize (lines, columns), or do something."""
+
+    seen: str
+    typed: str = ""
+    size: tuple[int, int] | None = None
+    act: Callable[[], object] = lambda: None
+
+
+def on_terminal(command: list[str], environment: dict[str, str], *steps: Step) -> tuple[str, int]:
+    """Run a command on a terminal of 24 lines and 80 columns; all that it wrote, and its exit code."""
     pid, terminal = pty.fork()
     if pid == 0:
         os.execvpe(command[0], command, {**os.environ, "TERM": "xterm", **environment})
-    written = b""
-    interrupted = False
+    termios.tcsetwinsize(terminal, (24, 80))
+    written, since = b"", 0
+    left = list(steps)
     deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline:
         try:
@@ -250,9 +338,14 @@ def on_terminal(
         if not part:
             break
         written += part
-        if not interrupted and interrupt_when(written.decode(errors="replace")):
-            interrupted = True
-            os.write(terminal, b"\x03")
+        if left and left[0].seen in written[since:].decode(errors="replace"):
+            step, since = left.pop(0), len(written)
+            step.act()
+            if step.size is not None:
+                termios.tcsetwinsize(terminal, step.size)
+            os.write(terminal, step.typed.encode())
     os.close(terminal)
     _, ended = os.waitpid(pid, 0)
-    return written.decode(errors="replace"), os.waitstatus_to_exitcode(ended)
+    text = written.decode(errors="replace")
+    assert not left, f"never seen: {left[0].seen!r} in {text[since:]!r}"
+    return text, os.waitstatus_to_exitcode(ended)

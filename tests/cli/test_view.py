@@ -12,7 +12,7 @@ from rich.text import Text
 
 from ddl.core.snapshot import snapshot
 from ddl.protocol.records import Health, RunSnapshot, ServiceView
-from ddl_cli.view.curve import curve
+from ddl_cli.view.curve import chart, curve
 from ddl_cli.view.head import done_ratio, summary
 from ddl_cli.view.look import Look, Page
 from ddl_cli.view.pages import printed, rows_of, screenful
@@ -219,6 +219,29 @@ def test_a_curve_shows_where_it_goes() -> None:
     assert curve([1.0, 1.0], 8, ascii_only=False) == "\u2581\u2581"
     assert curve([float("nan"), 2.0, float("inf")], 8, ascii_only=True) == "_"
     assert curve([], 8, ascii_only=True) == ""
+
+
+def test_a_chart_is_as_high_as_asked() -> None:
+    """Columns between the highest and the lowest value; eighths of a line where they can be shown."""
+    assert chart([4.0, 3.0, 2.0, 1.0], 4, 4, ascii_only=True) == [
+        "4 #",
+        "  ##",
+        "  ###",
+        "1 ####",
+    ]
+    assert chart([2.0, 1.0], 2, 2, ascii_only=False) == ["2 \u2588", "1 \u2588\u2581"]
+    assert chart([], 4, 4, ascii_only=True) == []
+
+
+def test_what_room_is_left_shows_the_loss_and_the_last_rounds() -> None:
+    """In a large window; in a low one the learners and what is wrong come first."""
+    facts = tuple(merged(100.0 - n, n, n % 2, "anna/1/f0/8") for n in range(40))
+    shown = sample(facts=facts)
+    large = overview(shown, 120, 50)
+    assert "loss, v0 to v39" in large
+    assert any(line.startswith("v39") for line in large)
+    assert not any(line.startswith("loss, ") for line in overview(shown))
+    check_golden("status-overview-large", large)
 
 
 @pytest.mark.parametrize(

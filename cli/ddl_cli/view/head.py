@@ -11,12 +11,20 @@ from rich.text import Text
 from ddl.core.snapshot import tokens_per_s
 from ddl.protocol.records import RunSnapshot, Trouble
 from ddl_cli.units import short_number, short_time
-from ddl_cli.view.curve import curve
+from ddl_cli.view.curve import chart, curve
 from ddl_cli.view.text import Canvas, cropped, flow, optional, sentence
 from ddl_cli.view.trail import Rates
 
 CURVE_WIDTH: Final = 24
 """Columns of the loss curve."""
+
+CHART_HEIGHT: Final = (4, 10)
+"""Lines of the loss chart, at least and at most."""
+
+CHART_WIDTH: Final = 120
+CHART_LABEL: Final = 8
+CHART_LEAST: Final = 12
+"""Fewer losses make no chart."""
 
 ALIKE: Final = 3
 """So many troubles of one kind are told one by one; more of them together."""
@@ -190,6 +198,19 @@ def _outer(shown: RunSnapshot) -> Iterator[Text]:
         parts.append(f"with momentum {health.cos_prev:+.2f}")
     if parts:
         yield Text(f"outer {', '.join(parts)}")
+
+
+def loss_chart(shown: RunSnapshot, canvas: Canvas, *, room: int) -> list[Text]:
+    """The loss over the versions that are known, as high as there is room for; nothing if that, or
+    what is known, is too little."""
+    height = min(CHART_HEIGHT[1], room - 1)
+    if height < CHART_HEIGHT[0] or len(shown.losses) < CHART_LEAST or canvas.width is None:
+        return []
+    width = min(canvas.width, CHART_WIDTH) - CHART_LABEL
+    values = [loss for _, loss in shown.losses]
+    title = f"loss, v{shown.losses[0][0]} to v{shown.losses[-1][0]}"
+    lines = chart(values, width, height, ascii_only=canvas.ascii)
+    return [Text(title, "dim"), *(cropped(Text(line, "cyan"), canvas) for line in lines)]
 
 
 # ---- troubles -----------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from ddl.protocol.records import LearnerView, RunSnapshot
 from ddl_cli.view import events, learners, rounds
-from ddl_cli.view.head import head, troubles
+from ddl_cli.view.head import head, loss_chart, troubles
 from ddl_cli.view.look import KEYS, Look
 from ddl_cli.view.text import GAP, Canvas, cropped, flow, sentence
 from ddl_cli.view.trail import Rates
@@ -103,8 +103,10 @@ def _overview(
     left -= len(table) + bool(table)
     happened = events.lines(shown.events, canvas, shown.taken_at, room=max(0, left))
     left -= len(happened) + bool(happened)
+    chart = loss_chart(shown, canvas, room=left - 1)
+    left -= len(chart) + bool(chart)
     closed = rounds.closed(shown.events, canvas, shown.taken_at, room=left - 1)
-    return _stacked([[*top, *told], table, open_rounds, closed, happened])
+    return _stacked([[*top, *told], chart, table, open_rounds, closed, happened])
 
 
 def _rounds(shown: RunSnapshot, canvas: Canvas, room: int, top: list[Text]) -> list[Text]:
