@@ -364,6 +364,18 @@ def test_a_learner_is_not_let_into_an_unknown_run_or_another_lineage(sides: Side
     assert "does not know the run 'demo'" in reply.refused
 
 
+def test_who_only_looks_is_told_the_same_and_enters_nothing(joined: Sides) -> None:
+    """Free, alive, or taken over: the answer is that of a registration, and nothing has changed."""
+    before = joined.reader.view()
+    for id_, takeover, refused in (("new", False, ""), ("ada", False, "alive"), ("ada", True, "")):
+        wanted = learner(id_, incarnation=2)
+        reply = joined.learner.register(wanted, gone_s=GONE_S, takeover=takeover, enter=False)
+        assert (refused in reply.refused, bool(reply.refused)) == (True, bool(refused))
+        assert reply.now >= before.now
+    after = joined.reader.view()
+    assert (after.learners, after.beats) == (before.learners, before.beats)
+
+
 def test_a_second_process_under_a_living_id_is_refused_unless_it_takes_over(joined: Sides) -> None:
     """The refusal names host, pid and age of the first, whose record stays."""
     second = learner(incarnation=2, host="other")
