@@ -76,7 +76,7 @@ def snapshot(view: View) -> RunSnapshot | None:
         loss=_loss(head, learners),
         ledger=ledger,
         health=head.health if head else Health(),
-        events=view.facts,
+        events=tuple(sorted(view.facts, key=_instant)),  # learners and coordinator tell apart
         losses=losses(view.facts),
     )
     wrong = troubles.standing(shown)
@@ -144,6 +144,10 @@ def tokens_per_s(learner: LearnerView) -> float | None:
     if learner.state != "training" or not learner.step or not learner.step_s:
         return None
     return learner.tokens / learner.step / learner.step_s
+
+
+def _instant(fact: Fact) -> float:
+    return fact.at
 
 
 # ---- the run ----------------------------------------------------------------------------------

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from rich.text import Text
@@ -43,18 +44,21 @@ _STYLE_OF: Final = {name: style for style, names in _STYLES.items() for name in 
 def lines(
     facts: Sequence[Fact], canvas: Canvas, now: float, *, room: int | None = None, top: int = 0
 ) -> list[Text]:
-    """The newest events in at most `room` lines; `top` of the newest lines are scrolled away."""
-    wanted = None if room is None else room + top
+    """The newest events in at most `room` lines, each of them whole if one is not too long; `top` of
+    the newest are scrolled away."""
+    groups: Iterable[list[Fact]] = grouped(facts)
+    if top:
+        groups = list(groups)
+        groups = groups[min(top, len(groups) - 1) :] if groups else groups
     told: list[list[Text]] = []
-    for group in grouped(facts):
-        told.append(_words(group, canvas, now))
-        if wanted is not None and sum(map(len, told)) >= wanted:
+    left = sys.maxsize if room is None else room
+    for group in groups:
+        words = _words(group, canvas, now)
+        if left < (len(words) if told else 1):
             break
-    all_lines = [line for group_lines in reversed(told) for line in group_lines]
-    if room is None:
-        return all_lines
-    end = max(min(room, len(all_lines)), len(all_lines) - top)
-    return all_lines[max(0, end - room) : end]
+        told.append(words[:left])
+        left -= len(words)
+    return [line for words in reversed(told) for line in words]
 
 
 def grouped(facts: Sequence[Fact]) -> Iterator[list[Fact]]:

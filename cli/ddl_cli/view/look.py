@@ -46,7 +46,7 @@ class Look:
         sort: column by which learners are sorted; empty for those present first.
         typing: whether keys go into the filter.
         selected: the chosen learner's id; empty before one was chosen.
-        top: newest lines of events that are scrolled away.
+        top: newest events that are scrolled away.
         paused: whether the picture stands still.
         over: whether to end.
     """

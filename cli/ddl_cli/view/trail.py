@@ -44,7 +44,7 @@ class Trail:
         self._measure(shown)
         return msgspec.structs.replace(
             shown,
-            events=tuple(self._facts.values()),
+            events=tuple(sorted(self._facts.values(), key=_instant)),
             losses=tuple(self._losses) or shown.losses,
         )
 
@@ -74,6 +74,10 @@ class Trail:
         if shown.taken_at > began_at:
             seconds = shown.taken_at - began_at
             self.rates = Rates((up - up_before) / seconds, (down - down_before) / seconds)
+
+
+def _instant(fact: Fact) -> float:
+    return fact.at
 
 
 def _name(fact: Fact) -> tuple[float, str]:
