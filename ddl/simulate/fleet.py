@@ -22,7 +22,7 @@ from ddl.protocol.wire import SCHEMA
 from ddl.simulate.life import Life, Share, live, union_s
 from ddl.simulate.paper import Figures, Place
 from ddl.simulate.settings import Study
-from ddl.simulate.tape import Lots, Played, Tape
+from ddl.simulate.tape import AWAY, Lots, Played, Tape
 
 SLOWEST: Final = 0.1
 """However wide the spread of speeds, no slice is slower than this share of its kind's speed."""
@@ -163,7 +163,8 @@ def _life(
         lots = Random(f"{seed}/{number}")  # noqa: S311 - a history, not a secret
         failures: Lots | Played = Lots(study.machines, lots)
     else:
-        mine = (f for f in tape.faults if place.learners == 1 or f.learner == number)
+        away = (f for f in tape.faults if f.kind in AWAY)
+        mine = (f for f in away if place.learners == 1 or f.learner == number)
         failures = Played(mine)
     return live(
         share,

@@ -7,29 +7,36 @@ from collections.abc import Iterable, Sequence
 from operator import mul
 from pathlib import Path
 from random import Random
-from typing import Literal, Protocol
+from typing import Final, Literal, Protocol
 
 from ddl.errors import ConfigError, ProtocolError
 from ddl.protocol.records import Record
 from ddl.protocol.wire import SCHEMA, canonical, parse
 from ddl.simulate.settings import Machines
 
+LearnerKind = Literal["kill", "stop", "slow", "cut", "corrupt"]
+ServiceKind = Literal["kill-coordinator", "stop-coordinator", "restart-redis", "flush-redis"]
+AWAY: Final = ("kill", "stop")
+"""Kinds that take a learner's machine away. Of all others a fleet model knows nothing: learners step
+on."""
+
 
 class Fault(Record, frozen=True, kw_only=True):
-    """One slice of a learner is gone at `time_s`, for `duration_s`.
+    """Something fails at `time_s`, for `duration_s`.
 
-    `machine`: the place of its kind in `Study.machines`.
+    `kill`: one slice of a learner is gone. The other kinds are for `ddl chaos`, which says what they
+    do. `learner` is None where a service fails. `machine`: the place of its kind in `Study.machines`.
     """
 
     time_s: float
-    learner: int
-    kind: Literal["kill"] = "kill"
+    learner: int | None = None
+    kind: LearnerKind | ServiceKind = "kill"
     duration_s: float
     machine: int = 0
 
 
 class Tape(Record, frozen=True, kw_only=True):
-    """All faults of one simulated history, in the order of time."""
+    """All faults of one history, in the order of time."""
 
     schema: int = SCHEMA
     learners: int

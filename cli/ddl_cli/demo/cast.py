@@ -1,4 +1,6 @@
-"""Who plays in the demo: the coordinator and the learners, as the public commands start them."""
+"""Who plays in the demo, and in `ddl chaos`: the coordinator and the learners, as the public commands
+start them.
+"""
 
 from __future__ import annotations
 
@@ -38,34 +40,64 @@ class Options:
     settings: Mapping[str, str] = field(default_factory=dict)
     s3: bool = False
 
+    def play(self) -> Play:
+        """What its processes run."""
+        settings = dict(self.settings)
+        if self.commits is not None:
+            settings |= {"stop.commits": str(self.commits), "stop.tokens": "0"}
+        return Play(
+            folder=self.folder,
+            files=data("run.toml").parent,
+            run=RUN,
+            learners=self.learners,
+            settings=settings,
+        )
 
-def data(name: str) -> Path:
-    """A file of the packaged task."""
-    return Path(str(resources.files("ddl_cli") / "data" / "stdlib_gpt" / name))
+
+def data(name: str, task: str = "stdlib_gpt") -> Path:
+    """A file of a packaged task."""
+    return Path(str(resources.files("ddl_cli") / "data" / task / name))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Play:
+    """What the processes of a cast run.
+
+    Attributes:
+        folder: holds their logs and spools.
+        files: the folder of `run.toml` and `task.py`.
+        run: the name in that `run.toml`.
+        learners: how many there are from the beginning.
+        settings: dotted key -> text, changes to `run.toml`.
+    """
+
+    folder: Path
+    files: Path
+    run: str
+    learners: int
+    settings: Mapping[str, str] = field(default_factory=dict)
 
 
 class Cast:
-    """The demo's processes; a context manager that ends them all.
+    """The processes of a play; a context manager that ends them all.
 
     Attributes:
         names: the learners that are there from the beginning.
         latecomer: the one that joins late.
-        children: every process started so far, by name.
+        children: the newest process of every name.
     """
 
-    def __init__(self, options: Options, redis_url: str, storage: Storage) -> None:
-        self._options = options
+    def __init__(self, play: Play, redis_url: str, storage: Storage) -> None:
+        self._play = play
         self._storage = storage
         self._redis_url = redis_url
-        self.names = [f"learner-{number}" for number in range(1, options.learners + 1)]
-        self.latecomer = f"learner-{options.learners + 1}"
+        self.names = [f"learner-{number}" for number in range(1, play.learners + 1)]
+        self.latecomer = f"learner-{play.learners + 1}"
         self.children: dict[str, Child] = {}
 
     def start_coordinator(self) -> Child:
-        settings = dict(self._options.settings)
-        if self._options.commits is not None:
-            settings |= {"stop.commits": str(self._options.commits), "stop.tokens": "0"}
-        arguments = ["coordinator", "start", str(data("run.toml"))]
+        settings = dict(self._play.settings)
+        arguments = ["coordinator", "start", str(self._play.files / "run.toml")]
         arguments += ["--redis", self._redis_url, "--store", self._storage.url]
         if self._storage.settings.endpoint_url:
             settings |= {"store.endpoint_url": self._storage.settings.endpoint_url}
@@ -73,10 +105,21 @@ class Cast:
             arguments += ["--set", f"{key}={value}"]
         return self._start("coordinator", arguments)
 
-    def start_learner(self, name: str) -> Child:
-        arguments = ["learner", "join", join_address(self._redis_url, RUN), "--id", name]
-        arguments += ["--task", str(data("task.py")), "--device", "cpu"]
+    def start_learner(
+        self, name: str, *, redis_url: str | None = None, args: Mapping[str, str] | None = None
+    ) -> Child:
+        """Start a learner, or start it again.
+
+        Args:
+            redis_url: how it reaches Redis, where it has a way of its own.
+            args: of the task, on top of those of `run.toml`.
+        """
+        address = join_address(redis_url or self._redis_url, self._play.run)
+        arguments = ["learner", "join", address, "--id", name]
+        arguments += ["--task", str(self._play.files / "task.py"), "--device", "cpu"]
         arguments += ["--threads", str(self._threads())]
+        for key, value in (args or {}).items():
+            arguments += ["--arg", f"{key}={value}"]
         return self._start(name, arguments)
 
     def remaining(self) -> list[Child]:
@@ -84,7 +127,7 @@ class Cast:
         return [child for child in self.children.values() if child.is_there()]
 
     def _start(self, name: str, arguments: list[str]) -> Child:
-        folder = self._options.folder.resolve()
+        folder = self._play.folder.resolve()
         env = {"OMP_NUM_THREADS": str(self._threads()), "DDL_SPOOL": str(folder / "spool")}
         env |= self._storage.environment
         child = Child(name, arguments, log=folder / "logs" / f"{name}.log", env=env)
@@ -93,7 +136,7 @@ class Cast:
 
     def _threads(self) -> int:
         """Threads of each process: more than there are cores would be in each other's way."""
-        return max(1, (os.cpu_count() or 1) // (self._options.learners + 1))
+        return max(1, (os.cpu_count() or 1) // (self._play.learners + 1))
 
     def __enter__(self) -> Self:
         return self

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -26,7 +27,7 @@ class Child:
     Args:
         name: what people call it.
         arguments: of `ddl`.
-        log: file that takes all it prints.
+        log: file that takes all it prints; appended to.
         env: variables set beside those of this process.
     """
 
@@ -37,7 +38,7 @@ class Child:
         self.log = log
         log.parent.mkdir(parents=True, exist_ok=True)
         command = [sys.executable, "-m", "ddl_cli", *arguments]
-        with log.open("wb") as output:
+        with log.open("ab") as output:  # after what an earlier life of it wrote
             self._watchdog, self.pid = watchdog.start(
                 command, output=output, env={**os.environ, **env}
             )
@@ -57,6 +58,12 @@ class Child:
         """End it at once, as a power cut would."""
         os.kill(self.pid, signal.SIGKILL)
         self._watchdog.wait(STOP_S)
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send it a signal; nothing happens if it has ended."""
+        if self.ended() is None:
+            with suppress(ProcessLookupError):  # it ends at this very moment
+                os.kill(self.pid, number)
 
     def ask_to_end(self) -> None:
         """Let the watchdog end it, in good order if it can; nothing happens if it has ended."""

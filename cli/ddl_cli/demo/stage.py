@@ -64,7 +64,7 @@ def play(options: Options, storage: Storage, display: Display) -> Played:
     with (
         EmbeddedRedis(options.folder / "redis", persist=False) as redis,
         closing(RedisReader(redis.url, RUN)) as registry,
-        Cast(options, redis.url, storage) as cast,
+        Cast(options.play(), redis.url, storage) as cast,
     ):
         stage = Stage(options, cast, registry, display)
         stage.perform()
@@ -112,7 +112,11 @@ class Stage:
     def perform(self) -> None:
         """From the start of the coordinator until the last learner has left. Raises: DdlError."""
         coordinator = self._cast.start_coordinator()
-        first = self._await_genesis(coordinator)
+        view = await_genesis(self._registry, coordinator)
+        first = snapshot(view)
+        assert first is not None
+        assert view.entry is not None
+        self._gone_s = view.entry.settings.liveness.gone_s
         for name in self._cast.names:
             self._cast.start_learner(name)
         reader = Reader(self._look, first)
@@ -129,22 +133,6 @@ class Stage:
 
     def _look(self) -> RunSnapshot | None:
         return snapshot(self._registry.view(num_facts=EVENTS_READ))
-
-    def _await_genesis(self, coordinator: Child) -> RunSnapshot:
-        deadline = time.monotonic() + GENESIS_S
-        while True:
-            view = self._registry.view(num_facts=EVENTS_READ)
-            found = snapshot(view)
-            if found is not None and view.entry is not None:
-                self._gone_s = view.entry.settings.liveness.gone_s
-                return found
-            if coordinator.wait(LOOK_S) is not None:
-                raise coordinator.death()
-            if time.monotonic() > deadline:
-                raise DdlError(
-                    f"the coordinator has not created the run within {GENESIS_S:g} s",
-                    hint=f"Its log is {coordinator.log}",
-                )
 
     def _await_leaving(self) -> None:
         """The run has ended: see every learner go, by itself and without an error."""
@@ -195,6 +183,22 @@ class Stage:
             raise DdlError(
                 f"no new version for {STILL_S:g} s; the run stands at {self._version}",
                 hint=f"The logs are in {self._options.folder / 'logs'}",
+            )
+
+
+def await_genesis(registry: RedisReader, coordinator: Child) -> View:
+    """Wait until the coordinator has created the run. Raises: DdlError."""
+    deadline = time.monotonic() + GENESIS_S
+    while True:
+        view = registry.view(num_facts=EVENTS_READ)
+        if view.entry is not None and snapshot(view) is not None:
+            return view
+        if coordinator.wait(LOOK_S) is not None:
+            raise coordinator.death()
+        if time.monotonic() > deadline:
+            raise DdlError(
+                f"the coordinator has not created the run within {GENESIS_S:g} s",
+                hint=f"Its log is {coordinator.log}",
             )
 
 

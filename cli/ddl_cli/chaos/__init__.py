@@ -1,0 +1,1 @@
+"""`ddl chaos`: real faults on a real run on this machine."""
