@@ -1,16 +1,30 @@
-"""What options hold: KEY=VALUE, values, counts."""
+"""What options hold: KEY=VALUE, values, counts; and options that several commands have."""
 
 from __future__ import annotations
 
 import re
 import tomllib
 from collections.abc import Iterable
+from typing import Annotated
+
+import typer
 
 from ddl.config import Scalar
 from ddl.errors import ConfigError
 
 _COUNT = re.compile(r"(\d+(?:\.\d+)?)\s*([kKmMgGbBtT]?)")
 _FACTORS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "b": 1e9, "t": 1e12}
+
+MetricsPortOption = Annotated[
+    int | None,
+    typer.Option(
+        "--metrics-port",
+        metavar="PORT",
+        min=0,
+        max=65535,
+        help="Serve /metrics for Prometheus on this port, 0: a free one.",
+    ),
+]
 
 
 def key_values(texts: Iterable[str], *, option: str) -> dict[str, str]:

@@ -37,6 +37,7 @@ from ddl.learner.up import Taken, UpThread
 from ddl.learner.voice import Voice
 from ddl.learner.warm import WarmState
 from ddl.merge.movement import Movement
+from ddl.protocol.records import LearnerRecord
 from ddl.task import Progress
 
 THREADS_END_S: Final = 5.0
@@ -214,6 +215,11 @@ class Learner:
                 global_version=machine.head.global_version if machine.head else 0,
                 local_steps=machine.local_steps,
             )
+
+    @property
+    def record(self) -> LearnerRecord:
+        """What it says of itself with its next beat; may be read in any thread."""
+        return self._beat.record()
 
     @property
     def should_stop(self) -> bool:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from traceback import extract_tb
@@ -18,6 +18,8 @@ from ddl.learner.departure import Departure
 from ddl.learner.learner import Learner
 from ddl.learner.port import check_model
 from ddl.learner.session import JoinOptions, Session, find_run
+from ddl.metrics.families import Family, of_learner
+from ddl.metrics.serve import serving
 from ddl.task import Build, Task, TaskContext, build_task, import_task, in_file, task_digest
 
 Ended = Literal["ended", "drained", "offline", "max_steps"]
@@ -33,6 +35,7 @@ class TaskOptions:
         device: "auto", "cpu", "cuda" or "cuda:N".
         threads: torch threads within an operation; None leaves torch's own choice.
         max_steps: leave after this many steps; None for no limit.
+        metrics_port: where to serve `/metrics`; None for nowhere.
     """
 
     task: Path
@@ -40,6 +43,7 @@ class TaskOptions:
     device: str = "auto"
     threads: int | None = None
     max_steps: int | None = None
+    metrics_port: int | None = None
 
 
 def run_task(join: JoinOptions, options: TaskOptions, departure: Departure) -> Ended:
@@ -56,17 +60,20 @@ def run_task(join: JoinOptions, options: TaskOptions, departure: Departure) -> E
     device = choose_device(options.device)
     digest, build = task_digest(options.task), import_task(options.task)
     session = find_run(_with_device(join, device))
-    try:
-        departure.found(drain_s=session.run.settings.liveness.drain_s)
-        difference = _difference(session, digest, options.task)
-        task = _build(build, session, options, device)
-        session.enter()
-    except BaseException:
-        session.close()
-        raise
-    if difference:
-        session.tell("task.differs", f"{session.learner}: {difference}")
-    with Learner(session) as learner:
+    with ExitStack() as stack:
+        try:
+            departure.found(drain_s=session.run.settings.liveness.drain_s)
+            tell_of = stack.enter_context(_metrics(options.metrics_port, session))
+            difference = _difference(session, digest, options.task)
+            task = _build(build, session, options, device)
+            session.enter()
+        except BaseException:
+            session.close()
+            raise
+        if difference:
+            session.tell("task.differs", f"{session.learner}: {difference}")
+        learner = stack.enter_context(Learner(session))
+        tell_of(learner)
         departure.joined(learner.cut_off)
         learner.attach(task.model, task.optimizer, task.batches)
         departure.training(lambda: learner.drain("SIGTERM"))
@@ -75,6 +82,24 @@ def run_task(join: JoinOptions, options: TaskOptions, departure: Departure) -> E
         ended = _ended(learner)
         learner.close(why=f"it has taken --max-steps = {options.max_steps}")
         return ended
+
+
+@contextmanager
+def _metrics(port: int | None, session: Session) -> Iterator[Callable[[Learner], None]]:
+    """Serve `/metrics`, if there is a port, of the learner that is told of later on."""
+    joined: list[Learner] = []
+
+    def families() -> Iterator[Family]:
+        for learner in joined:
+            yield from of_learner(learner.record)
+
+    if port is None:
+        yield joined.append
+        return
+    label = {"run": session.run.run.name, "learner": session.learner}
+    with serving(port, families, label=label) as port:
+        session.journal.tell("metrics.served", f"/metrics is at port {port}")
+        yield joined.append
 
 
 @contextmanager

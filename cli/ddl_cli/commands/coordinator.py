@@ -5,20 +5,25 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
+from threading import Lock
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ddl import config
-from ddl_cli.arguments import key_values
+from ddl.errors import UnknownRunError
+from ddl_cli.arguments import MetricsPortOption, key_values
 from ddl_cli.exits import Exit
 from ddl_cli.logs import open_log
 
 if TYPE_CHECKING:
+    from ddl.config import Settings
     from ddl.coordinator.service import Service
+    from ddl.journal import Journal
+    from ddl.metrics.families import Family
 
 app = typer.Typer(help="Own the model of a run.", no_args_is_help=True)
 
@@ -64,6 +69,7 @@ def start(
     down_mbit: Annotated[
         float | None, typer.Option(metavar="X", help="Cap on downloads, in Mbit/s.")
     ] = None,
+    metrics_port: MetricsPortOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Log as one JSON object a line.")] = False,
 ) -> None:
     """Create the run of RUN.toml, or go on with it, until it is over.
@@ -85,7 +91,7 @@ def start(
         down_mbit=down_mbit,
     )
     journal = open_log(as_json=as_json)
-    with _signals() as signals:
+    with _signals() as signals, _metrics(metrics_port, loaded.settings, journal):
         try:
             outcome = run_coordinator(options, journal=journal, on_ready=signals.attach)
         except KeyboardInterrupt:  # before there was a service to end
@@ -93,6 +99,33 @@ def start(
             journal.tell("coordinator.ended", "interrupted before it could coordinate")
     if outcome == "asked" and signals.received == signal.SIGINT:
         raise typer.Exit(Exit.INTERRUPTED)
+
+
+@contextmanager
+def _metrics(port: int | None, settings: Settings, journal: Journal) -> Iterator[None]:
+    """Serve `/metrics` of the run, if there is a port: at each look, what Redis shows."""
+    if port is None:
+        yield
+        return
+    from ddl.core.snapshot import snapshot
+    from ddl.metrics.families import of_run
+    from ddl.metrics.serve import serving
+    from ddl.registry.reader import RedisReader
+
+    name = settings.run.name
+    reading = Lock()  # several may look at the same time
+    with closing(RedisReader(settings.redis.url, name)) as reader:
+
+        def families() -> Iterator[Family]:
+            with reading:
+                shown = snapshot(reader.view(num_facts=0))
+            if shown is None:
+                raise UnknownRunError(f"Redis does not know the run {name!r}")
+            yield from of_run(shown)
+
+        with serving(port, families, label={"run": name}) as port:
+            journal.tell("metrics.served", f"/metrics is at port {port}")
+            yield
 
 
 class _Signals:

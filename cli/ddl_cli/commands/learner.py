@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from ddl.learner.departure import Departed, Departure
-from ddl_cli.arguments import key_values, scalar
+from ddl_cli.arguments import MetricsPortOption, key_values, scalar
 from ddl_cli.asking import TimeoutOption, ask
 from ddl_cli.exits import Exit
 from ddl_cli.logs import open_log
@@ -80,6 +80,7 @@ def join(
     down_mbit: Annotated[
         float | None, typer.Option(metavar="X", help="Cap on downloads, in Mbit/s.")
     ] = None,
+    metrics_port: MetricsPortOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Log as one JSON object a line.")] = False,
 ) -> None:
     """Join a run as a learner, and train until it ends.
@@ -104,7 +105,12 @@ def join(
                     journal=open_log(as_json=as_json),
                 ),
                 TaskOptions(
-                    task=task, args=args, device=device, threads=threads, max_steps=max_steps
+                    task=task,
+                    args=args,
+                    device=device,
+                    threads=threads,
+                    max_steps=max_steps,
+                    metrics_port=metrics_port,
                 ),
                 departure,
             )
