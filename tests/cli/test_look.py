@@ -1,14 +1,22 @@
-"""What keys change of what is shown, and how a terminal sends them."""
+"""What keys change of what is shown, how a terminal sends them, and what many looks tell."""
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 
+import msgspec
 import pytest
 
+from ddl.core.snapshot import snapshot
+from ddl.errors import ProtocolError
+from ddl.protocol.records import RunSnapshot
 from ddl_cli.view.keyboard import keys
 from ddl_cli.view.learners import TABLE
 from ddl_cli.view.look import Look, press
+from ddl_cli.view.screen import Watch
+from ddl_cli.view.trail import Rates, Trail
+from tests.views import fact, merged, view
 
 IDS = ["anna", "bert", "cleo"]
 
@@ -98,3 +106,44 @@ def test_pause_and_quit() -> None:
     assert not typed(Look(), "p", " ").paused
     assert typed(Look(), "q").over
     assert typed(Look(), "x") == Look()
+
+
+def test_a_look_that_fails_is_told_to_the_one_who_draws() -> None:
+    """Whatever it raised; nothing freezes in silence."""
+    told = threading.Event()
+    error = ProtocolError("a newer schema")
+
+    def read() -> tuple[RunSnapshot, str]:
+        raise error
+
+    shown = snapshot(view())
+    assert shown is not None
+    watch = Watch(shown, read, facts=(), interval_s=0.0, told=told.set)
+    watch.start()
+    assert told.wait(5)
+    assert watch.failed is error
+
+
+def test_a_trail_remembers_and_measures() -> None:
+    """Events and losses that a later look no longer shows; bytes by the clock of Redis."""
+    first = snapshot(view(facts=(merged(20, 1, 0, "anna/1/f0/1"),)))
+    assert first is not None
+    trail = Trail([fact(100, "learner.joined", "anna joined", learner="anna")])
+    assert trail.add(first).events[0].text == "anna joined"
+    assert trail.rates == Rates(None, None)
+    moved = tuple(
+        msgspec.structs.replace(one, up_bytes=5_000, down_bytes=500) for one in first.learners
+    )
+    later = msgspec.structs.replace(
+        first,
+        taken_at=first.taken_at + 5.0,
+        learners=moved,
+        events=(merged(0, 2, 1, "anna/1/f1/1"),),
+    )
+    shown = trail.add(later)
+    assert [one.name for one in shown.events] == ["learner.joined", *["version.published"] * 2]
+    assert shown.losses == ((1, 2.969), (2, 2.938))
+    assert trail.rates == Rates(4 * 1_000.0, 4 * 100.0)
+    gone = msgspec.structs.replace(later, taken_at=later.taken_at + 5.0, learners=moved[:1])
+    trail.add(gone)
+    assert trail.rates.up == 2_000.0, "who leaves takes nothing back"

@@ -265,6 +265,18 @@ def test_keys_turn_pages(published: str) -> None:
     assert shown.rindex("\x1b[?1049l") > shown.rindex("\x1b[?1049h"), "the terminal is as it was"
 
 
+def test_sigterm_restores_the_terminal(published: str) -> None:
+    """As Ctrl-C does; the exit code is the one that a shell gives."""
+    shown, code = on_terminal(
+        [*DDL, "status", published, "--interval", "60"],
+        {"TERM": "xterm"},
+        Step("anna", act=lambda pid: os.kill(pid, signal.SIGTERM)),
+    )
+    assert code == 128 + signal.SIGTERM
+    assert shown.rindex("\x1b[?1049l") > shown.rindex("\x1b[?1049h")
+    assert "Traceback" not in shown
+
+
 def test_learners_are_found_by_typing(published: str) -> None:
     """A slash, a part of a name, Enter; p lets the picture stand still."""
     shown, code = on_terminal(
@@ -295,7 +307,7 @@ def test_the_live_view_survives_a_redis_that_goes_away(own_redis: EmbeddedRedis)
     """Keys work meanwhile, what was seen last stays, and it goes on when Redis is back."""
     publish(own_redis.url)
 
-    def come_back() -> None:
+    def come_back(_: int) -> None:
         own_redis.start()
         with closing(RedisCoordinator(own_redis.url, "demo")) as coordinator:
             coordinator.tell([fact(0, "x", "something new")])
@@ -303,7 +315,7 @@ def test_the_live_view_survives_a_redis_that_goes_away(own_redis: EmbeddedRedis)
     shown, code = on_terminal(
         [*DDL, "status", "demo", "--redis", own_redis.url, "--interval", "0.2"],
         {"TERM": "xterm"},
-        Step("anna", act=own_redis.stop),
+        Step("anna", act=lambda _: own_redis.stop()),
         Step("cannot be reached", "4"),
         Step("this is what was seen last", act=come_back),
         Step("something new", "q"),
@@ -313,12 +325,13 @@ def test_the_live_view_survives_a_redis_that_goes_away(own_redis: EmbeddedRedis)
 
 
 class Step(NamedTuple):
-    """Once `seen` was written since the last step: type, resize (lines, columns), or do something."""
+    """Once `seen` was written since the last step: type, resize (lines, columns), or do something
+    to the process of this id."""
 
     seen: str
     typed: str = ""
     size: tuple[int, int] | None = None
-    act: Callable[[], object] = lambda: None
+    act: Callable[[int], object] = lambda _: None
 
 
 def on_terminal(command: list[str], environment: dict[str, str], *steps: Step) -> tuple[str, int]:
@@ -340,7 +353,7 @@ def on_terminal(command: list[str], environment: dict[str, str], *steps: Step) -
         written += part
         if left and left[0].seen in written[since:].decode(errors="replace"):
             step, since = left.pop(0), len(written)
-            step.act()
+            step.act(pid)
             if step.size is not None:
                 termios.tcsetwinsize(terminal, step.size)
             os.write(terminal, step.typed.encode())

@@ -15,7 +15,7 @@ from ddl.protocol.records import Health, RunSnapshot, ServiceView
 from ddl_cli.view.curve import chart, curve
 from ddl_cli.view.head import done_ratio, summary
 from ddl_cli.view.look import Look, Page
-from ddl_cli.view.pages import printed, rows_of, screenful
+from ddl_cli.view.pages import Frame, printed, rows_of, screenful
 from ddl_cli.view.paper import speaks_unicode
 from ddl_cli.view.text import Canvas
 from ddl_cli.view.trail import Rates
@@ -39,7 +39,7 @@ def plain(lines: list[Text]) -> list[str]:
 
 
 def overview(shown: RunSnapshot, width: int = 80, height: int = 24, notice: str = "") -> list[str]:
-    return plain(screenful(shown, Look(), Canvas(width), height, notice=notice))
+    return plain(screenful(Frame(shown, Look(), Canvas(width), notice=notice), height))
 
 
 def check_golden(name: str, lines: list[str]) -> None:
@@ -57,7 +57,7 @@ def test_pages_are_those_on_file(page: Page, width: int, height: int) -> None:
     """Byte for byte, and exactly as large as the window; wide ones with the bars of Unicode."""
     look = Look(page=page, selected="bert")
     canvas = Canvas(width, ascii=width == 80)
-    lines = screenful(sample(), look, canvas, height, rates=Rates(up=1.2e6, down=340.0))
+    lines = screenful(Frame(sample(), look, canvas, Rates(up=1.2e6, down=340.0)), height)
     assert len(lines) == height
     check_golden(f"status-{page}-{width}", plain(lines))
 
@@ -74,8 +74,9 @@ def test_what_is_piped_is_whole_and_never_wrapped() -> None:
 @pytest.mark.parametrize("page", PAGES)
 def test_no_line_is_wider_than_the_window(width: int, page: Page) -> None:
     """Nothing is cut in the middle of a cell: columns go, sentences wrap; down to six lines."""
+    look = Look(page=page, selected="bert")
     for height in (6, 24):
-        lines = screenful(sample(), Look(page=page, selected="bert"), Canvas(width), height)
+        lines = screenful(Frame(sample(), look, Canvas(width)), height)
         assert len(lines) == height
         assert all(len(line) <= width for line in lines)
 
@@ -105,7 +106,7 @@ def test_the_chosen_learner_is_always_in_sight() -> None:
     shown = sample(learners=learners, beats=dict.fromkeys(learners, NOW))
     for selected in ("l00", "l31", "l59"):
         look = Look(page="learners", selected=selected)
-        lines = plain(screenful(shown, look, Canvas(80), 24))
+        lines = plain(screenful(Frame(shown, look, Canvas(80)), 24))
         assert any(line.startswith(selected) for line in lines)
 
 

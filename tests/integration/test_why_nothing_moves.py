@@ -12,7 +12,7 @@ from ddl.embedded import EmbeddedRedis
 from ddl_cli.reading import reading
 from ddl_cli.resolve import resolve
 from ddl_cli.view.look import Look
-from ddl_cli.view.pages import screenful
+from ddl_cli.view.pages import Frame, screenful
 from ddl_cli.view.text import Canvas
 from tests.processes import Fleet, kill
 
@@ -77,7 +77,7 @@ class Screen:
         """All of it in one line, so that sentences can be found."""
         shown = self._source.read()
         assert shown is not None
-        lines = screenful(shown, Look(), Canvas(80), 24)
+        lines = screenful(Frame(shown, Look(), Canvas(80)), 24)
         return " ".join(" ".join(line.plain for line in lines).split())
 
     def until(self, *words: str) -> None:

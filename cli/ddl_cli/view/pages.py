@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple
 
 import msgspec
 from rich.text import Text
 
-from ddl.protocol.records import LearnerView, RunSnapshot
+from ddl.protocol.records import Fact, LearnerView, RunSnapshot
 from ddl_cli.view import events, learners, rounds
 from ddl_cli.view.head import head, loss_chart, troubles
-from ddl_cli.view.look import KEYS, Look
+from ddl_cli.view.look import KEYS, Look, Page
 from ddl_cli.view.text import GAP, Canvas, cropped, flow, sentence
 from ddl_cli.view.trail import Rates
 
@@ -43,39 +43,39 @@ def printed(shown: RunSnapshot, canvas: Canvas, *, notice: str = "") -> list[Tex
     return _stacked(blocks)
 
 
-def screenful(
-    shown: RunSnapshot,
-    look: Look,
-    canvas: Canvas,
-    height: int,
-    *,
-    rates: Rates | None = None,
-    notice: str = "",
-) -> list[Text]:
-    """The page that `look` names, exactly `height` lines (4 or more)."""
-    top = head(shown, canvas, rates or Rates())
+class Frame(NamedTuple):
+    """What is drawn, for whom and where.
+
+    Attributes:
+        rates: what several looks at the run tell of its speed.
+        notice: something about this view itself, such as that Redis does not answer.
+    """
+
+    shown: RunSnapshot
+    look: Look
+    canvas: Canvas
+    rates: Rates = Rates()
+    notice: str = ""
+
+    def head(self) -> list[Text]:
+        return head(self.shown, self.canvas, self.rates)
+
+    def troubles(self, room: int) -> list[Text]:
+        return troubles(self.shown, self.canvas, notice=self.notice, room=room)
+
+    def events(self, facts: Sequence[Fact], room: int) -> list[Text]:
+        now, top = self.shown.taken_at, self.look.top
+        return events.lines(facts, self.canvas, now, room=max(0, room), top=top)
+
+    def closed_rounds(self, room: int) -> list[Text]:
+        return rounds.closed(self.shown.events, self.canvas, self.shown.taken_at, room=room)
+
+
+def screenful(frame: Frame, height: int) -> list[Text]:
+    """The page that the frame's look names, exactly `height` lines (4 or more)."""
     room = height - 1
-    if look.page == "overview":
-        lines = _overview(shown, look, canvas, room, top, notice)
-    elif look.page == "learners":
-        told = troubles(shown, canvas, notice=notice, room=1)
-        rows = rows_of(shown, look)
-        body = learners.table(
-            rows, shown, canvas, room=room - len(top) - len(told) - 1, selected=look.selected
-        )
-        lines = _stacked([[*top, *told], body])
-    elif look.page == "rounds":
-        lines = _rounds(
-            shown, canvas, room, [*top, *troubles(shown, canvas, notice=notice, room=3)]
-        )
-    elif look.page == "events":
-        lines = _events(shown, look, canvas, room, notice)
-    elif look.page == "learner":
-        lines = _learner(shown, look, canvas, room, top[:1], notice)
-    else:
-        lines = _help(canvas)
-    lines = lines[:room]
-    return [*lines, *(Text() for _ in range(room - len(lines))), _foot(look, canvas)]
+    lines = _PAGES[frame.look.page](frame, room)[:room]
+    return [*lines, *(Text() for _ in range(room - len(lines))), _foot(frame.look, frame.canvas)]
 
 
 def rows_of(shown: RunSnapshot, look: Look) -> list[LearnerView]:
@@ -86,74 +86,87 @@ def rows_of(shown: RunSnapshot, look: Look) -> list[LearnerView]:
 # ---- pages --------------------------------------------------------------------------------------
 
 
-def _overview(
-    shown: RunSnapshot, look: Look, canvas: Canvas, room: int, top: list[Text], notice: str
-) -> list[Text]:
-    """Heading and troubles first, then learners and rounds; events take what is left."""
-    top = top[: max(2, room // 2)]
+def _overview(frame: Frame, room: int) -> list[Text]:
+    """Heading and troubles first, then learners and rounds, events in what is left of a low window;
+    the loss and rounds that closed in what is left of a high one."""
+    shown, canvas = frame.shown, frame.canvas
+    top = frame.head()[: max(2, room // 2)]
     left = room - len(top)
-    told = troubles(shown, canvas, notice=notice, room=max(2, left * 2 // 5))
+    told = frame.troubles(max(2, left * 2 // 5))
     left -= len(told) + 1
     open_rounds = rounds.lines(shown, canvas, room=max(1, left // 4))
     left -= len(open_rounds) + bool(open_rounds)
-    rows = rows_of(shown, look)
+    rows = rows_of(shown, frame.look)
     least_events = min(4, len(shown.events), max(0, left // 3))
     size = min(len(rows) + 1, max(2, left - least_events - bool(least_events)))
-    table = learners.table(rows, shown, canvas, room=size, selected=look.selected) if rows else []
+    selected = frame.look.selected
+    table = learners.table(rows, shown, canvas, room=size, selected=selected) if rows else []
     left -= len(table) + bool(table)
-    happened = events.lines(shown.events, canvas, shown.taken_at, room=max(0, left))
+    happened = frame.events(shown.events, left)
     left -= len(happened) + bool(happened)
     chart = loss_chart(shown, canvas, room=left - 1)
     left -= len(chart) + bool(chart)
-    closed = rounds.closed(shown.events, canvas, shown.taken_at, room=left - 1)
+    closed = frame.closed_rounds(left - 1)
     return _stacked([[*top, *told], chart, table, open_rounds, closed, happened])
 
 
-def _rounds(shown: RunSnapshot, canvas: Canvas, room: int, top: list[Text]) -> list[Text]:
+def _learners(frame: Frame, room: int) -> list[Text]:
+    top = [*frame.head(), *frame.troubles(1)]
     left = room - len(top) - 1
-    open_rounds = rounds.lines(shown, canvas, room=max(2, left // 2)) or [
-        Text("no round is open", "dim")
-    ]
+    rows, selected = rows_of(frame.shown, frame.look), frame.look.selected
+    table = learners.table(rows, frame.shown, frame.canvas, room=left, selected=selected)
+    return _stacked([top, table])
+
+
+def _rounds(frame: Frame, room: int) -> list[Text]:
+    top = [*frame.head(), *frame.troubles(3)]
+    left = room - len(top) - 1
+    open_rounds = rounds.lines(frame.shown, frame.canvas, room=max(2, left // 2))
+    open_rounds = open_rounds or [Text("no round is open", "dim")]
     left -= len(open_rounds) + 1
-    closed = rounds.closed(shown.events, canvas, shown.taken_at, room=left)
-    return _stacked([top, open_rounds, closed])
+    return _stacked([top, open_rounds, frame.closed_rounds(left)])
 
 
-def _events(shown: RunSnapshot, look: Look, canvas: Canvas, room: int, notice: str) -> list[Text]:
-    told = troubles(shown, canvas, notice=notice, room=max(2, room * 3 // 5))
-    facts = events.matching(shown.events, look.filter)
-    left = room - len(told) - bool(told)
-    happened = events.lines(facts, canvas, shown.taken_at, room=left, top=look.top)
-    return _stacked([told or [Text("no trouble", "green")], happened])[-room:]
+def _events(frame: Frame, room: int) -> list[Text]:
+    told = frame.troubles(max(2, room * 3 // 5)) or [Text("no trouble", "green")]
+    facts = events.matching(frame.shown.events, frame.look.filter)
+    return _stacked([told, frame.events(facts, room - len(told) - 1)])
 
 
-def _learner(
-    shown: RunSnapshot, look: Look, canvas: Canvas, room: int, top: list[Text], notice: str
-) -> list[Text]:
-    one = next((one for one in shown.learners if one.id == look.selected), None)
+def _learner(frame: Frame, room: int) -> list[Text]:
+    shown, selected = frame.shown, frame.look.selected
+    top = frame.head()[:1]
+    one = next((one for one in shown.learners if one.id == selected), None)
     if one is None:
-        gone = sentence(f"{look.selected} is not in the run any more. Esc goes back.", canvas)
-        return [*top, Text(), *gone]
-    title = Text(one.id, "bold")
-    its = [trouble for trouble in shown.troubles if one.id in trouble.learners]
-    about = msgspec.structs.replace(shown, troubles=tuple(its))
-    told = troubles(about, canvas, notice=notice, room=4)
-    detail = learners.detail(one, shown, canvas)
+        text = f"{selected} is not in the run any more. Esc goes back."
+        return _stacked([top, sentence(text, frame.canvas)])
+    its = tuple(trouble for trouble in shown.troubles if one.id in trouble.learners)
+    told = frame._replace(shown=msgspec.structs.replace(shown, troubles=its)).troubles(4)
+    detail = learners.detail(one, shown, frame.canvas)
     left = room - len(top) - len(told) - len(detail) - 3
     facts = [fact for fact in shown.events if fact.fields.get("learner") == one.id]
-    happened = events.lines(facts, canvas, shown.taken_at, room=max(0, left), top=look.top)
-    return _stacked([top, [title, *told, *detail], happened])
+    title = Text(one.id, "bold")
+    return _stacked([top, [title, *told, *detail], frame.events(facts, left)])
 
 
-def _help(canvas: Canvas) -> list[Text]:
+def _help(frame: Frame, _room: int) -> list[Text]:
     lines = [Text("Keys", "bold")]
     for keys, meaning in KEYS:
-        lines += sentence(meaning, canvas, mark=f"  {keys:<16}")
+        lines += sentence(meaning, frame.canvas, mark=f"  {keys:<16}")
     lines += [Text(), Text("Columns", "bold")]
     for title, meaning in COLUMNS:
-        lines += sentence(meaning, canvas, mark=f"  {title:<16}")
+        lines += sentence(meaning, frame.canvas, mark=f"  {title:<16}")
     return lines
 
+
+_PAGES: Final[dict[Page, Callable[[Frame, int], list[Text]]]] = {
+    "overview": _overview,
+    "learners": _learners,
+    "rounds": _rounds,
+    "events": _events,
+    "learner": _learner,
+    "help": _help,
+}
 
 COLUMNS: Final = (
     ("share", "of the tokens merged lately"),

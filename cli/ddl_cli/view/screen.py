@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,11 +12,10 @@ from typing import Final, NamedTuple
 from rich.console import Console, Group
 from rich.live import Live
 
-from ddl.errors import DdlError
 from ddl.protocol.records import Fact, RunSnapshot
 from ddl_cli.view.keyboard import Keyboard
 from ddl_cli.view.look import Look, press
-from ddl_cli.view.pages import rows_of, screenful
+from ddl_cli.view.pages import Frame, rows_of, screenful
 from ddl_cli.view.paper import canvas
 from ddl_cli.view.trail import Rates, Trail
 
@@ -53,7 +53,7 @@ class Watch:
         self._trail = Trail(facts)
         self.seen = Seen(self._trail.add(first), "", Rates())
         self.looks = 1
-        self.failed: DdlError | None = None
+        self.failed: Exception | None = None
         self._read = read
         self._interval_s = interval_s
         self._told = told
@@ -71,7 +71,7 @@ class Watch:
         while not self._ending.wait(self._interval_s):
             try:
                 shown, notice = self._read()
-            except DdlError as error:
+            except Exception as error:  # noqa: BLE001 - handed to the thread that draws
                 self.failed = error
                 self._told()
                 return
@@ -94,19 +94,19 @@ def live(
     """Show the run until a key, `looks`, or the end of the run says to stop.
 
     Whatever ends it, the terminal is as it was, and the last picture of the run stays on it.
-    Raises: DdlError, as `read` does; KeyboardInterrupt.
+    Raises: whatever `read` does; KeyboardInterrupt; SystemExit after SIGTERM.
     """
-    with Keyboard() as keyboard, _resizes(keyboard.wake):
+    with Keyboard() as keyboard, _signals(keyboard.wake):
         watch = Watch(first, read, facts=facts, interval_s=interval_s, told=keyboard.wake)
         watch.start()
-        look, seen = Look(), watch.seen
+        look, seen, most = Look(), watch.seen, looks or sys.maxsize
         try:
             with Live(console=console, screen=True, auto_refresh=False) as screen:
                 while not look.over and watch.failed is None:
                     if not look.paused:
                         seen = watch.seen
                     screen.update(picture(console, seen, look), refresh=True)
-                    if watch.looks == looks or is_over(watch.seen.shown):
+                    if watch.looks >= most or is_over(watch.seen.shown):
                         break
                     for key in keyboard.wait(interval_s):
                         look = press(look, key, [one.id for one in rows_of(seen.shown, look)])
@@ -119,15 +119,8 @@ def live(
 
 def picture(console: Console, seen: Seen, look: Look | None) -> Group:
     """The page as large as the window; without a look, the overview to be left behind, in less."""
-    height = max(console.height, LEAST_HEIGHT)
-    lines = screenful(
-        seen.shown,
-        look or Look(),
-        canvas(console),
-        height,
-        rates=seen.rates,
-        notice=seen.notice,
-    )
+    frame = Frame(seen.shown, look or Look(), canvas(console), seen.rates, seen.notice)
+    lines = screenful(frame, max(console.height, LEAST_HEIGHT))
     if look is None:
         lines = lines[:-1]
         while lines and not lines[-1]:
@@ -138,10 +131,16 @@ def picture(console: Console, seen: Seen, look: Look | None) -> Group:
 
 
 @contextmanager
-def _resizes(wake: Callable[[], None]) -> Iterator[None]:
-    """Have `wake` called when the window changes its size."""
-    before = signal.signal(signal.SIGWINCH, lambda *_: wake())
+def _signals(wake: Callable[[], None]) -> Iterator[None]:
+    """Have `wake` called when the window changes its size; SIGTERM ends in good order, too."""
+
+    def end(number: int, _: object) -> None:
+        raise SystemExit(128 + number)
+
+    handlers = {signal.SIGWINCH: lambda *_: wake(), signal.SIGTERM: end}
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
         yield
     finally:
-        signal.signal(signal.SIGWINCH, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
