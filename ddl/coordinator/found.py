@@ -12,6 +12,7 @@ import msgspec
 
 from ddl.codec.digest import sha256
 from ddl.codec.frame import Buffer, read_frame
+from ddl.core.selection import payload_key
 from ddl.errors import IntegrityError, ObjectNotFoundError, ProtocolError
 from ddl.protocol import wire
 from ddl.protocol.keys import ObjectKeys, handin_field
@@ -22,7 +23,8 @@ from ddl.store.base import Store
 def find_contributions(store: Store, run: str, receipted: Mapping[str, int]) -> list[Handin]:
     """Announcements of the payloads that would be next to get a receipt.
 
-    A payload that cannot be read is left out: without an announcement it is nobody's.
+    A payload that cannot be read, or is not the one that its key names, is left out: of a damaged
+    one only its learner can say what it was.
 
     Args:
         receipted: seq of the last receipt, by `keys.handin_field`.
@@ -41,7 +43,7 @@ def find_contributions(store: Store, run: str, receipted: Mapping[str, int]) -> 
                 handin = announcement(info.key, store.get(info.key))
             except (ObjectNotFoundError, IntegrityError, ProtocolError):
                 continue
-            if handin.id == id_:
+            if info.key == payload_key(handin, keys):
                 found.append(handin)
     return found
 

@@ -181,10 +181,15 @@ def _numbers(handin: Handin, *, log: LogState) -> str:
     return ""
 
 
+def payload_key(handin: Handin, keys: ObjectKeys) -> str:
+    """Where the payload that is announced must lie."""
+    return keys.contribution(*handin.id, handin.payload.sha256)
+
+
 def _payload(handin: Handin, *, log: LogState, keys: ObjectKeys) -> str:
     if handin.codec.split("-")[0].split("/")[0] != log.settings.codec.up:
         return f"codec {handin.codec!r}, but the run uses {log.settings.codec.up!r}"
-    key = keys.contribution(*handin.id, handin.payload.sha256)
+    key = payload_key(handin, keys)
     if handin.payload.key != key:
         return f"payload key {handin.payload.key!r} where {key!r} is expected"
     return ""

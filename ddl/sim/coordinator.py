@@ -22,6 +22,7 @@ from ddl.core.invariants import Watch
 from ddl.core.log import FragmentHead, LogState
 from ddl.core.machine import Machine
 from ddl.core.retire import Horizon
+from ddl.core.selection import payload_key
 from ddl.core.tenure import Tenure
 from ddl.errors import (
     DdlError,
@@ -389,7 +390,7 @@ class Coordinator(Process):
                 field = handin_field(id_.learner, id_.incarnation, id_.fragment)
                 if id_.seq == receipted.get(field, 0) + 1:
                     handin = announcement(info.key, store.objects[info.key])
-                    if handin is not None and handin.id == id_:
+                    if handin is not None and info.key == payload_key(handin, keys):
                         found.append(handin)
             return found
 

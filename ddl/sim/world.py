@@ -42,7 +42,7 @@ from ddl.sim.faults import Faulty
 from ddl.sim.judge import Judge, ViolationError
 from ddl.sim.learner import Learner, Spool
 from ddl.sim.network import Network
-from ddl.sim.payloads import Weights, encode
+from ddl.sim.payloads import Contribution, Weights, decode, encode
 from ddl.sim.redis import ReaderSide, Redis
 from ddl.sim.store import MemoryStore
 
@@ -235,8 +235,8 @@ class World:
     def is_known(self, id_: HandinId) -> bool:
         """Whether anybody could still tell of a contribution: Redis, the store, or its learner."""
         handin, _ = self.judge.books[id_]
-        there = self.store.objects.get(handin.payload.key)
-        whole = there is not None and len(there) == handin.payload.bytes
+        there = self.store.objects.get(handin.payload.key, b"")
+        whole = decode(handin.payload, there, Contribution) is not None
         return whole or handin in self.redis.tables.handins.values()
 
     def digest_of(self, settings: Settings) -> str:

@@ -243,7 +243,9 @@ BUGS = (
         incarnation_reused,
     ),
     Bug("laggard hidden", 13, "nothing of", laggard_hidden),
-    Bug("old lease respected", 0, "nobody else was ever given as high a one", old_lease_respected),
+    Bug(
+        "old lease respected", 224, "nobody else was ever given as high a one", old_lease_respected
+    ),
     Bug("inheritance forgotten", 0, "nothing of", inheritance_forgotten),
     Bug("lower launches ignored", 0, "nothing of", lower_launches_ignored),
 )
