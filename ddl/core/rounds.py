@@ -91,6 +91,7 @@ class OpenRound:
             awaited=tuple(awaited),
             late=tuple(late),
             reason=self.reason,
+            failed=self.retry_at is not None,
         )
 
 

@@ -136,11 +136,7 @@ def _rounds(shown: RunSnapshot) -> Iterator[Trouble]:
             cure=f"start more learners, or `ddl set {run.name} round.quorum={max(1, len(able))}`",
             since_at=min(round_.opened_at for round_ in below),
         )
-    failing = {
-        round_.reason: round_
-        for round_ in shown.rounds
-        if round_.reason and not round_.reason.startswith(_ORDINARY_REASONS)
-    }
+    failing = {round_.reason: round_ for round_ in shown.rounds if round_.failed}
     for reason, round_ in failing.items():
         yield Trouble(
             name="rounds.failing",
@@ -149,10 +145,6 @@ def _rounds(shown: RunSnapshot) -> Iterator[Trouble]:
             cure="it is tried again by itself; the coordinator's log tells more",
             since_at=round_.opened_at,
         )
-
-
-_ORDINARY_REASONS: Final = ("needs ", "quorum of ", "deadline", "all ")
-"""How the reasons of `rounds.close_decision` begin; any other one is a failure's."""
 
 
 def _apart(learners: Iterable[LearnerView], able: Sequence[LearnerView]) -> str:

@@ -370,6 +370,8 @@ class Round(Record, frozen=True, kw_only=True):
     awaited: tuple[str, ...] = ()
     late: tuple[str, ...] = ()
     reason: str = ""
+    failed: bool = False
+    """Whether its merge has failed, and is tried again; `reason` says why."""
 
 
 class Handin(Record, frozen=True, kw_only=True):

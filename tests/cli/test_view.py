@@ -12,6 +12,7 @@ from rich.text import Text
 
 from ddl.core.snapshot import snapshot
 from ddl.protocol.records import Health, RunSnapshot, ServiceView
+from ddl.protocol.wire import canonical
 from ddl_cli.view.curve import chart, curve
 from ddl_cli.view.head import done_ratio, summary
 from ddl_cli.view.look import Look, Page
@@ -60,6 +61,12 @@ def test_pages_are_those_on_file(page: Page, width: int, height: int) -> None:
     lines = screenful(Frame(sample(), look, canvas, Rates(up=1.2e6, down=340.0)), height)
     assert len(lines) == height
     check_golden(f"status-{page}-{width}", plain(lines))
+
+
+def test_the_json_is_the_one_on_file() -> None:
+    """Programs rely on its fields: who renames one breaks them, and sees it here."""
+    pretty = msgspec.json.format(canonical(sample()), indent=2).decode()
+    check_golden("status-json", pretty.splitlines())
 
 
 def test_what_is_piped_is_whole_and_never_wrapped() -> None:

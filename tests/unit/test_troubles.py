@@ -154,8 +154,9 @@ def test_held_and_paused_with_their_reason() -> None:
 
 
 def test_a_merge_that_fails() -> None:
-    """What is no ordinary reason to wait is told as it is."""
-    round_ = msgspec.structs.replace(view().rounds[0], reason="fragment f0001: digest differs")
+    """It is tried again, and nobody need guess why nothing comes of it."""
+    reason = "fragment f0001: digest differs"
+    round_ = msgspec.structs.replace(view().rounds[0], reason=reason, failed=True)
     trouble = troubles(rounds=(round_,))["rounds.failing"]
     assert (
         trouble.what == "the round of fragment 1 cannot be merged: fragment f0001: digest differs"
