@@ -246,6 +246,6 @@ BUGS = (
     Bug(
         "old lease respected", 224, "nobody else was ever given as high a one", old_lease_respected
     ),
-    Bug("inheritance forgotten", 0, "nothing of", inheritance_forgotten),
+    Bug("inheritance forgotten", 167, "nothing of", inheritance_forgotten),
     Bug("lower launches ignored", 0, "nothing of", lower_launches_ignored),
 )
