@@ -48,6 +48,7 @@ SECTIONS: Final[dict[str, tuple[Entry, ...]]] = {
         Entry("report:report", "ddl report RUN --out DIR", "a run on one page, with plots"),
         Entry("runs:runs", "ddl runs", "which runs there are"),
     ),
+        Entry("exits:exits", "ddl exits 75", "what an exit code means"),
     "To act on a run": (
         Entry("steer:pause", "ddl pause RUN", "stand still"),
         Entry("steer:resume", "ddl resume RUN", "go on"),

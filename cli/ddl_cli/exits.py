@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import Final
+from typing import Final, NamedTuple
 
 from ddl.errors import (
     ConfigError,
@@ -20,25 +20,58 @@ from ddl.errors import (
 
 
 class Exit(IntEnum):
-    """What a process of `ddl` ends with."""
+    """What a process of `ddl` ends with; `EXPLAINED` tells what each means."""
 
     OK = 0
     FAILED = 1
     USAGE = 2
-    """A flag, setting, address or task that cannot work, or a run that is not there."""
     UNREACHABLE = 3
-    """Redis or the store cannot be reached, or does not let us."""
     REFUSED = 4
-    """Refused, fenced or kicked: another model, an id that is alive, a run in use. Started again as
-    it is, it would be refused again."""
     LEASE_LOST = 5
-    """Another coordinator holds the run."""
     INTEGRITY = 6
-    """Stored bytes are missing, cannot be read, or are not what the log says."""
     START_AGAIN = 75
-    """Drained or offline; nothing is wrong with it, start it again."""
     INTERRUPTED = 130
-    """Ctrl-C."""
+
+
+class Explained(NamedTuple):
+    """What an exit code means, and what whoever gets it should do."""
+
+    meaning: str
+    todo: str
+
+
+EXPLAINED: Final[dict[Exit, Explained]] = {
+    Exit.OK: Explained("done", "nothing"),
+    Exit.FAILED: Explained(
+        "failed: what was asked for could not be done, or the user's own code raised",
+        "read the message; --debug shows where it came from",
+    ),
+    Exit.USAGE: Explained(
+        "a flag, setting, address or task that cannot work, or a run that is not there",
+        "mend what the message names; `ddl config show` tells where a setting comes from",
+    ),
+    Exit.UNREACHABLE: Explained(
+        "Redis or the store cannot be reached, or does not let us",
+        "start it again later, or let `ddl doctor` find out what is wrong",
+    ),
+    Exit.REFUSED: Explained(
+        "refused, fenced or kicked: another model, an id that is alive, a run in use",
+        "do not start it again as it is: it would be refused again",
+    ),
+    Exit.LEASE_LOST: Explained(
+        "another coordinator holds the run",
+        "leave the run to that one, or start this one with --standby",
+    ),
+    Exit.INTEGRITY: Explained(
+        "stored bytes are missing, cannot be read, or are not what the log says",
+        "look with `ddl verify`; restore the objects it names from a copy of the store",
+    ),
+    Exit.START_AGAIN: Explained(
+        "drained or offline for too long; nothing is wrong with it",
+        "start it again: it takes up what it had",
+    ),
+    Exit.INTERRUPTED: Explained("Ctrl-C", "nothing; a run goes on when it is started again"),
+}
 
 
 _BY_ERROR: Final[tuple[tuple[type[DdlError], Exit], ...]] = (

@@ -11,7 +11,7 @@ import ddl
 import ddl.errors
 from ddl.errors import ConfigError, DdlError, StoreUnavailableError, TrainingError
 from ddl_cli import app
-from ddl_cli.exits import Exit, exit_code
+from ddl_cli.exits import EXPLAINED, Exit, exit_code
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
@@ -107,3 +107,19 @@ def test_debug_shows_the_traceback(
     lines = capsys.readouterr().err.splitlines()
     assert lines[0].startswith("Traceback")
     assert lines[-1].startswith("ddl: round.quorum")
+
+
+def test_exit_codes_explain_themselves(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each has a meaning and something to do; one that is no code of ours is a mistake."""
+    assert set(EXPLAINED) == set(Exit)
+    assert run(monkeypatch, "exits", "75") == 0
+    assert capsys.readouterr().out == (
+        " 75  drained or offline for too long; nothing is wrong with it\n"
+        "     To do: start it again: it takes up what it had.\n"
+    )
+    assert run(monkeypatch, "exits") == 0
+    assert capsys.readouterr().out.count("To do: ") == len(Exit)
+    assert run(monkeypatch, "exits", "137") == 2
+    assert "137 is SIGKILL" in capsys.readouterr().err
