@@ -94,7 +94,7 @@ def log(store: LocalStore) -> Log:
 
 
 def ddl(*words: str) -> Result:
-    return CliRunner().invoke(app, list(words), env={"DDL_REDIS": "", "DDL_STORE": ""})
+    return CliRunner().invoke(app, list(words), env={"DDL_REDIS": "", "DDL_STORE": "", "LC_ALL": "C"})
 
 
 def texts(lines: Iterator[Line]) -> list[str]:
@@ -295,6 +295,21 @@ def test_a_run_that_redis_does_not_know(redis_url: str) -> None:
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ended.returncode == 2
     assert "does not know the run 'nobody'" in ended.stderr
+
+
+def test_a_run_from_its_log_alone(log: Log, store: LocalStore) -> None:
+    """The settings in force now, not those of genesis; the loss as steps told it; and dates, since
+    nobody knows how long ago that was."""
+    shown = ddl("status", f"{store.url}/demo")
+    assert shown.exit_code == 0
+    assert "demo  stopped  version 2  3% of 12M tokens or 60 commits" in shown.stdout
+    assert "loss 2.500 #_ since v1: 2.750" in shown.stdout
+    assert "refused" in shown.stdout
+    assert " ago" not in shown.stdout
+    assert "11-29 13:59:20  the run is stopped: enough (ann)" in shown.stdout
+    assert "no coordinator" not in shown.stdout
+    listed = ddl("runs", "--store", store.url).stdout.splitlines()[-1].split()
+    assert listed[:5] == ["demo", "stopped", "2", "10k", "2.500"]
 
 
 def test_the_state_of_a_log_is_what_its_records_say(log: Log) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
@@ -42,10 +43,19 @@ _STYLE_OF: Final = {name: style for style, names in _STYLES.items() for name in 
 
 
 def lines(
-    facts: Sequence[Fact], canvas: Canvas, now: float, *, room: int | None = None, top: int = 0
+    facts: Sequence[Fact],
+    canvas: Canvas,
+    now: float | None,
+    *,
+    room: int | None = None,
+    top: int = 0,
 ) -> list[Text]:
-    """The newest events in at most `room` lines, each of them whole if one is not too long; `top` of
-    the newest are scrolled away."""
+    """The newest events in at most `room` lines, each of them whole if one is not too long.
+
+    Args:
+        now: the instant that their ages are told by; without one, their dates are told.
+        top: how many of the newest are scrolled away.
+    """
     groups: Iterable[list[Fact]] = grouped(facts)
     if top:
         groups = list(groups)
@@ -88,9 +98,12 @@ def matching(facts: Sequence[Fact], pattern: str) -> Sequence[Fact]:
     ]
 
 
-def _words(group: Sequence[Fact], canvas: Canvas, now: float) -> list[Text]:
+def _words(group: Sequence[Fact], canvas: Canvas, now: float | None) -> list[Text]:
     newest = group[-1]
-    mark = f"{short_time(now - newest.at):>7} ago  "
+    if now is None:
+        mark = time.strftime("%m-%d %H:%M:%S  ", time.gmtime(newest.at))
+    else:
+        mark = f"{short_time(now - newest.at):>7} ago  "
     text = newest.text if len(group) == 1 else _versions(group)
     style = _STYLE_OF.get(newest.name, "")
     if newest.name == PUBLISHED:  # there are many of them, and nobody must read one
