@@ -309,7 +309,7 @@ def test_a_run_from_its_log_alone(log: Log, store: LocalStore) -> None:
     assert "11-29 13:59:20  the run is stopped: enough (ann)" in shown.stdout
     assert "no coordinator" not in shown.stdout
     listed = ddl("runs", "--store", store.url).stdout.splitlines()[-1].split()
-    assert listed[:5] == ["demo", "stopped", "2", "10k", "2.500"]
+    assert listed[:5] == ["demo", "stopped", "2", "18k", "2.500"]
 
 
 def test_the_state_of_a_log_is_what_its_records_say(log: Log) -> None:
