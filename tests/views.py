@@ -7,10 +7,12 @@ from typing import Any
 import msgspec
 
 from ddl.config import RoundSettings, Settings, StopSettings
+from ddl.core.log import LogState
 from ddl.protocol.records import (
     Amount,
     Fact,
     FragmentState,
+    FragmentStep,
     Handin,
     Head,
     Health,
@@ -27,7 +29,9 @@ from ddl.protocol.records import (
     Upload,
     Work,
 )
+from ddl.protocol.wire import canonical, digest
 from ddl.registry.base import View
+from ddl_cli.demo.books import Books
 
 NOW = 1_764_424_800.0
 REF = ObjectRef(key="demo/x", bytes=4, sha256="00" * 32)
@@ -54,6 +58,25 @@ def run_record(**changes: Any) -> RunRecord:
         fragments=(REF, REF),
     )
     return msgspec.structs.replace(record, **changes)
+
+
+def books_of(receipts: tuple[Receipt, ...], **changes: Any) -> Books:
+    """A log of one step on each fragment, with these receipts; `changes` are to the run's record."""
+    run = run_record(**changes)
+    state = LogState.genesis(run)
+    for fragment in (0, 1):
+        step = FragmentStep(fragment=fragment, version_before=0, version_after=1, published=REF)
+        record = state.next_record(
+            "step",
+            epoch=1,
+            holder="h",
+            written_at=0.0,
+            ddl_version="0",
+            fragments=[step],
+            receipts=[row for row in receipts if row.fragment == fragment],
+        )
+        state.apply(record, digest(canonical(record)))
+    return Books(run, state, receipts)
 
 
 def learner(name: str, **changes: Any) -> LearnerRecord:

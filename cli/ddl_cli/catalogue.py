@@ -35,6 +35,7 @@ SECTIONS: Final[dict[str, tuple[Entry, ...]]] = {
         Entry("doctor:doctor", "ddl doctor run.toml", "will it work on this machine?"),
         Entry("plan:plan", "ddl plan run.toml --task task.py", "bytes, memory, time, price"),
         Entry("simulate:simulate", "ddl simulate --preset lab", "goodput where machines fail"),
+        Entry("chaos:chaos", "ddl chaos", "real processes dying on this machine"),
         Entry("config:app", "ddl config show run.toml", "all settings, and their origin"),
     ),
     "To take part": (
@@ -47,8 +48,8 @@ SECTIONS: Final[dict[str, tuple[Entry, ...]]] = {
         Entry("events:events", "ddl events RUN --follow", "what happened, and happens"),
         Entry("report:report", "ddl report RUN --out DIR", "a run on one page, with plots"),
         Entry("runs:runs", "ddl runs", "which runs there are"),
-    ),
         Entry("exits:exits", "ddl exits 75", "what an exit code means"),
+    ),
     "To act on a run": (
         Entry("steer:pause", "ddl pause RUN", "stand still"),
         Entry("steer:resume", "ddl resume RUN", "go on"),

@@ -8,15 +8,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from ddl.core.log import LogState
 from ddl.core.snapshot import snapshot
-from ddl.protocol.records import FragmentStep, LearnerRecord, Receipt, Work
-from ddl.protocol.wire import canonical, digest
+from ddl.protocol.records import LearnerRecord, Receipt, Work
+from ddl.protocol.wire import canonical
 from ddl.registry.base import View
 from ddl_cli.demo.books import Books, problems, run_totals
 from ddl_cli.demo.report import Losses, Report, judge, text
 from ddl_cli.demo.stage import Played, still_counted
-from tests.views import REF, handin, learner, receipt, run_record, view
+from tests.views import books_of, handin, learner, receipt, view
 
 # Shares are 3/4 and 1/4. What each learner handed in, in weighted tokens:
 #   anna    7,500 merged (f0) + 2,500 merged (f1) + 3,000 outstanding (f1)
@@ -35,21 +34,7 @@ GOOD = Losses(first=5.4, last=2.3)
 
 def the_books(receipts: tuple[Receipt, ...] = RECEIPTS) -> Books:
     """A log of one step on each fragment, with these receipts."""
-    run = run_record()
-    state = LogState.genesis(run)
-    for fragment in (0, 1):
-        step = FragmentStep(fragment=fragment, version_before=0, version_after=1, published=REF)
-        record = state.next_record(
-            "step",
-            epoch=1,
-            holder="h",
-            written_at=0.0,
-            ddl_version="0",
-            fragments=[step],
-            receipts=[row for row in receipts if row.fragment == fragment],
-        )
-        state.apply(record, digest(canonical(record)))
-    return Books(run, state, receipts)
+    return books_of(receipts)
 
 
 def member(name: str, **changes: Any) -> LearnerRecord:

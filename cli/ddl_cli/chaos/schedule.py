@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 from types import MappingProxyType
 from typing import Final, cast, get_args
@@ -59,6 +59,10 @@ class Odds:
             {"kill-coordinator": 3, "restart-redis": 1, "flush-redis": 1}
         )
     )
+
+    def with_coordinator_kills(self, times: int) -> Odds:
+        """The same, but for how often the coordinator is killed."""
+        return replace(self, services={**self.services, "kill-coordinator": times})
 
 
 def draw(odds: Odds, *, learners: int, horizon_s: float, seed: int) -> Tape:

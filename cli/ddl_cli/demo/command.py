@@ -28,17 +28,17 @@ TERMINATED: Final = 128 + signal.SIGTERM
 """Exit code after SIGTERM, as a shell gives it."""
 
 
-def new_folder(asked: Path | None) -> Path:
-    """The folder to write into, empty. Raises: ConfigError."""
+def new_folder(asked: Path | None, *, prefix: str = "demo-") -> Path:
+    """The folder to write into, empty; by default a new one here. Raises: ConfigError."""
     try:
         if asked is None:
-            return Path(tempfile.mkdtemp(prefix="demo-", dir="."))
+            return Path(tempfile.mkdtemp(prefix=prefix, dir="."))
         asked.mkdir(parents=True, exist_ok=True)
         if any(asked.iterdir()):
             raise ConfigError(f"--dir {asked} is not empty", hint="Give a new folder")
     except OSError as error:
         raise ConfigError(
-            f"cannot make the folder {asked or 'demo-...'}: {error.strerror}",
+            f"cannot make the folder {asked or f'{prefix}...'}: {error.strerror}",
             hint="Give another one with --dir",
         ) from error
     return asked
@@ -48,16 +48,16 @@ def run_demo(options: Options, *, loss_below: float, as_json: bool) -> bool:
     """Play, measure, report; whether all is as it must be. Raises: DdlError."""
     console = Console(stderr=True, highlight=False)
     screen = is_screen(console)
-    shown = display.Screen(console) if screen else display.Lines(_say)
-    _say(f"demo in {options.folder}: real processes, a real Redis server, real text")
-    _say(f"starting Redis and the coordinator; their logs are in {options.folder / 'logs'}")
-    with _orderly_sigterm(), storage(options.folder, s3=options.s3) as place:
+    shown = display.Screen(console) if screen else display.Lines(say)
+    say(f"demo in {options.folder}: real processes, a real Redis server, real text")
+    say(f"starting Redis and the coordinator; their logs are in {options.folder / 'logs'}")
+    with orderly_sigterm(), storage(options.folder, s3=options.s3) as place:
         played = play(options, place, shown)
         # they bring in torch, for which nobody should wait before the first line is shown
         from ddl.coordinator.evaluate import evaluate_file
         from ddl.coordinator.export import export_model
 
-        _say("the run has ended; measuring version 0 and the last one")
+        say("the run has ended; measuring version 0 and the last one")
         with closing(place.open()) as store:
             books = read_books(store, RUN)
             exports = [
@@ -83,16 +83,17 @@ def run_demo(options: Options, *, loss_below: float, as_json: bool) -> bool:
             then.append(("look again", f"ddl status {place.url}/{RUN}"))
         typer.echo(text(report, books, then=then))
     for problem in report.problems:
-        _say(f"FAILED: {problem}")
+        say(f"FAILED: {problem}")
     return not report.problems
 
 
-def _say(line: str) -> None:
+def say(line: str) -> None:
+    """Tell how it goes, beside the result on standard output."""
     typer.echo(line, err=True)
 
 
 @contextmanager
-def _orderly_sigterm() -> Iterator[None]:
+def orderly_sigterm() -> Iterator[None]:
     """Let SIGTERM unwind like Ctrl-C does, so that all processes are ended before this one."""
 
     def leave(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 - the handler's signature

@@ -8,7 +8,8 @@ from html import escape
 
 from ddl.names import counted
 from ddl.protocol.records import FATES
-from ddl_cli.report.plots import MEANINGS, Plot
+from ddl_cli.report.canvas import Plot
+from ddl_cli.report.plots import MEANINGS
 from ddl_cli.report.story import Part, Story
 from ddl_cli.units import short_number, short_time
 
@@ -37,11 +38,16 @@ def render(story: Story, plots: Sequence[Plot], *, written_at: float) -> str:
         f'<p class="quiet">lineage {escape(run.lineage[:8])}, made {_date(run.created_at)}, '
         f"report of {_date(written_at)}</p>",
         _facts(story),
-        *(_figure(plot) for plot in plots),
+        *(figure(plot) for plot in plots),
         _learners(story),
         _marks(story),
         _settings(story),
     ]
+    return document(title, body)
+
+
+def document(title: str, body: Iterable[str]) -> str:
+    """A whole page around the HTML of its parts."""
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -82,7 +88,8 @@ def _facts(story: Story) -> str:
     return "<dl>" + "".join(f"<dt>{a}</dt><dd>{escape(b)}</dd>" for a, b in rows) + "</dl>"
 
 
-def _figure(plot: Plot) -> str:
+def figure(plot: Plot) -> str:
+    """A plot below its title, with what it says."""
     picture = plot.svg.replace("<svg", f'<svg role="img" aria-label="{escape(plot.says)}"', 1)
     return (
         f"<h2>{escape(plot.title)}</h2><figure>{picture}"
@@ -114,7 +121,7 @@ def _learners(story: Story) -> str:
         "settled from",
         "why not merged",
     )
-    return "<h2>Learners</h2>" + _table(head, rows, numbers=range(1, 4 + len(FATES)))
+    return "<h2>Learners</h2>" + table(head, rows, numbers=range(1, 4 + len(FATES)))
 
 
 def _reasons(part: Part) -> str:
@@ -129,7 +136,7 @@ def _marks(story: Story) -> str:
     older = len(story.marks) - len(shown)
     note = f'<p class="quiet">{older} older ones are left out.</p>' if older else ""
     rows = [(short_time(mark.at_s), MEANINGS[mark.kind], mark.text) for mark in shown]
-    return "<h2>What happened</h2>" + note + _table(("at", "what", ""), rows, numbers=())
+    return "<h2>What happened</h2>" + note + table(("at", "what", ""), rows, numbers=())
 
 
 def _settings(story: Story) -> str:
@@ -143,12 +150,13 @@ def _settings(story: Story) -> str:
     ]
     return (
         "<h2>Settings at the beginning</h2><details><summary>show</summary>"
-        + _table(("setting", "value"), rows, numbers=())
+        + table(("setting", "value"), rows, numbers=())
         + "</details>"
     )
 
 
-def _table(head: Iterable[str], rows: Iterable[Sequence[str]], *, numbers: Iterable[int]) -> str:
+def table(head: Iterable[str], rows: Iterable[Sequence[str]], *, numbers: Iterable[int]) -> str:
+    """A table; `numbers`: columns to be set right."""
     right = set(numbers)
 
     def line(cells: Iterable[str], tag: str) -> str:

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Sequence
 from statistics import mean
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
+from ddl_cli.report.canvas import Plot, grouped, panels, picture, time_along, tokens_along
 from ddl_cli.report.story import Mark, MarkKind, Step, Story
-from ddl_cli.units import short_number, short_time
+from ddl_cli.units import short_number
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-POINTS_MAX: Final = 200
-"""More than these are averaged in groups: a picture has no more room."""
 
 STYLES: Final[dict[MarkKind, tuple[str, str]]] = {
     "joined": ("^", "tab:green"),
@@ -39,18 +35,6 @@ MEANINGS: Final[dict[MarkKind, str]] = {
 }
 
 
-class Plot(NamedTuple):
-    """One picture.
-
-    Attributes:
-        says: what it shows, in words, for who cannot see it.
-    """
-
-    title: str
-    svg: str
-    says: str
-
-
 def draw_all(story: Story) -> list[Plot]:
     """All plots that the run has data for; none before the first version."""
     if not story.steps:
@@ -63,14 +47,14 @@ def _loss(story: Story) -> Plot | None:
     losses = story.losses
     if not losses:
         return None
-    figure, (by_tokens, by_time) = _figure(2, height=3.4)
+    figure, (by_tokens, by_time) = panels(2, height=3.4)
     values = [loss for _, loss in losses]
-    by_tokens.plot(*_grouped([step.progress for step, _ in losses], values), color="black")
-    by_time.plot(*_grouped([step.at_s for step, _ in losses], values), color="black")
+    by_tokens.plot(*grouped([step.progress for step, _ in losses], values), color="black")
+    by_time.plot(*grouped([step.at_s for step, _ in losses], values), color="black")
     by_tokens.set_xlabel("merged tokens")
     by_tokens.set_ylabel("training loss, mean of the learners")
-    _tokens_along(by_tokens)
-    _time_along(by_time)
+    tokens_along(by_tokens)
+    time_along(by_time)
     _draw_marks(by_tokens, story.marks, lambda mark: mark.progress)
     _draw_marks(by_time, story.marks, lambda mark: mark.at_s)
     if story.marks:
@@ -79,7 +63,7 @@ def _loss(story: Story) -> Plot | None:
         f"Training loss {values[0]:.3f} at the first version and {values[-1]:.3f} at version "
         f"{losses[-1][0].version}, after {short_number(story.progress)} tokens."
     )
-    return _plot("Loss", figure, says)
+    return picture("Loss", figure, says)
 
 
 def _draw_marks(axes: Axes, marks: Sequence[Mark], x_of: Callable[[Mark], float]) -> None:
@@ -99,23 +83,23 @@ def _draw_marks(axes: Axes, marks: Sequence[Mark], x_of: Callable[[Mark], float]
 
 
 def _participation(story: Story) -> Plot:
-    figure, (axes,) = _figure(1)
+    figure, (axes,) = panels(1)
     versions = [float(step.version) for step in story.steps]
     counts = [float(len(step.tokens)) for step in story.steps]
     carried = [float(step.carried) for step in story.steps]
-    axes.step(*_grouped(versions, counts), where="mid", label="merged")
-    axes.step(*_grouped(versions, carried), where="mid", label="carried to a later version")
+    axes.step(*grouped(versions, counts), where="mid", label="merged")
+    axes.step(*grouped(versions, carried), where="mid", label="carried to a later version")
     axes.set_xlabel("version")
     axes.set_ylabel("contributions")
     axes.set_ylim(bottom=0)
     axes.legend()
     says = f"On average {mean(counts):.1f} contributions were merged into a version."
-    return _plot("Who took part", figure, says)
+    return picture("Who took part", figure, says)
 
 
 def _shares(story: Story) -> Plot:
     names = sorted(story.parts, key=lambda name: -story.parts[name].tokens["merged"])
-    figure, (axes,) = _figure(1, height=max(1.6, min(8.0, 0.3 * len(names) + 0.8)))
+    figure, (axes,) = panels(1, height=max(1.6, min(8.0, 0.3 * len(names) + 0.8)))
     left = [0.0] * len(names)
     for fate in story.parts[names[0]].tokens:
         values = [story.parts[name].tokens[fate] for name in names]
@@ -124,18 +108,18 @@ def _shares(story: Story) -> Plot:
             left = [a + b for a, b in zip(left, values, strict=True)]
     axes.invert_yaxis()
     axes.set_xlabel("tokens")
-    _tokens_along(axes)
+    tokens_along(axes)
     axes.legend()
     merged = story.tokens["merged"] or 1.0
     says = "Share of the merged tokens: " + ", ".join(
         f"{name} {story.parts[name].tokens['merged'] / merged:.0%}" for name in names[:12]
     )
-    return _plot("What each learner contributed", figure, says + ".")
+    return picture("What each learner contributed", figure, says + ".")
 
 
 def _work(story: Story) -> Plot:
     """Tokens a second, in equal stretches of time: versions often come in pairs."""
-    figure, (axes,) = _figure(1)
+    figure, (axes,) = panels(1)
     end_s = max(story.end_s, 1e-3)
     num = max(1, min(60, len(story.steps) // 2))
     tokens = [0.0] * num
@@ -146,7 +130,7 @@ def _work(story: Story) -> Plot:
     axes.set_ylim(bottom=0)
     axes.set_ylabel("merged tokens/s")
     axes.yaxis.set_major_formatter(lambda value, _: short_number(value))
-    _time_along(axes)
+    time_along(axes)
     _draw_marks(axes, story.marks, lambda mark: mark.at_s)
     if story.marks:
         axes.legend(fontsize="small", loc="upper left")
@@ -154,14 +138,14 @@ def _work(story: Story) -> Plot:
     says = f"{story.progress / end_s:,.0f} merged tokens a second on average."
     if kept is not None:
         says += f" {kept:.1%} of the work that was handed in has been merged."
-    return _plot("Work done", figure, says)
+    return picture("Work done", figure, says)
 
 
 def _waits(story: Story) -> Plot:
-    figure, (axes,) = _figure(1)
+    figure, (axes,) = panels(1)
     parts = ("quorum_s", "grace_s", "fetch_s", "merge_s", "publish_s")
     versions = [float(step.version) for step in story.steps]
-    rows = [_grouped(versions, [getattr(s.waits, part) for s in story.steps]) for part in parts]
+    rows = [grouped(versions, [getattr(s.waits, part) for s in story.steps]) for part in parts]
     axes.stackplot(rows[0][0], *(row[1] for row in rows), labels=[p[:-2] for p in parts])
     axes.set_xlabel("version")
     axes.set_ylabel("seconds")
@@ -170,23 +154,23 @@ def _waits(story: Story) -> Plot:
     says = "Where a round's time went, on average: " + ", ".join(
         f"{part[:-2]} {1e3 * value:.0f} ms" for part, value in means.items()
     )
-    return _plot("What rounds waited for", figure, says + ".")
+    return picture("What rounds waited for", figure, says + ".")
 
 
 def _bytes(story: Story) -> Plot:
-    figure, (axes,) = _figure(1)
+    figure, (axes,) = panels(1)
     times = [step.at_s for step in story.steps]
     up = _cumulated([step.up_bytes for step in story.steps])
     down = _cumulated([step.down_bytes for step in story.steps])
-    axes.plot(*_grouped(times, up), label="up, all learners together")
-    axes.plot(*_grouped(times, down), label="down, each learner that holds all versions")
+    axes.plot(*grouped(times, up), label="up, all learners together")
+    axes.plot(*grouped(times, down), label="down, each learner that holds all versions")
     axes.set_ylabel("bytes so far")
     axes.set_ylim(bottom=0)
     axes.yaxis.set_major_formatter(lambda value, _: f"{short_number(value)}B")
-    _time_along(axes)
+    time_along(axes)
     axes.legend()
     says = f"{short_number(up[-1])}B of contributions went up, and {short_number(down[-1])}B down to each learner."
-    return _plot("Bytes", figure, says)
+    return picture("Bytes", figure, says)
 
 
 def _health(story: Story) -> Plot | None:
@@ -194,15 +178,15 @@ def _health(story: Story) -> Plot | None:
         ("cos_peers", "contributions with their merge"),
         ("cos_prev", "step with the steps before"),
     ]
-    figure, (cosines, norms) = _figure(2)
+    figure, (cosines, norms) = panels(2)
     for name, label in known:
         rows = _known(story.steps, name)
         if rows:
-            cosines.plot(*_grouped(*zip(*rows, strict=True)), label=label, linewidth=1)
+            cosines.plot(*grouped(*zip(*rows, strict=True)), label=label, linewidth=1)
     rows = _known(story.steps, "step_norm")
     if not rows:
         return None
-    norms.plot(*_grouped(*zip(*rows, strict=True)), linewidth=1)
+    norms.plot(*grouped(*zip(*rows, strict=True)), linewidth=1)
     cosines.set_ylabel("cosine")
     cosines.set_ylim(-1, 1)
     cosines.legend()
@@ -211,7 +195,7 @@ def _health(story: Story) -> Plot | None:
     for axes in (cosines, norms):
         axes.set_xlabel("version")
     says = f"Length of the outer step: {rows[0][1]:.3g} at first, {rows[-1][1]:.3g} at the end."
-    return _plot("Health of outer steps", figure, says)
+    return picture("Health of outer steps", figure, says)
 
 
 def _known(steps: Sequence[Step], name: str) -> list[tuple[float, float]]:
@@ -220,52 +204,9 @@ def _known(steps: Sequence[Step], name: str) -> list[tuple[float, float]]:
     return [(version, value) for version, value in values if value is not None]
 
 
-def _grouped(xs: Sequence[float], ys: Sequence[float]) -> tuple[list[float], list[float]]:
-    """The same curve in at most POINTS_MAX points: means of neighbours."""
-    size = -(-len(xs) // POINTS_MAX)
-    starts = range(0, len(xs), size)
-    return (
-        [mean(xs[start : start + size]) for start in starts],
-        [mean(ys[start : start + size]) for start in starts],
-    )
-
-
 def _cumulated(values: Sequence[int]) -> list[float]:
     total, sums = 0.0, []
     for value in values:
         total += value
         sums.append(total)
     return sums
-
-
-def _tokens_along(axes: Axes) -> None:
-    axes.xaxis.set_major_formatter(lambda value, _: short_number(value))
-
-
-def _time_along(axes: Axes) -> None:
-    from matplotlib.ticker import MaxNLocator
-
-    axes.set_xlabel("time")
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.xaxis.set_major_formatter(lambda value, _: short_time(value))
-
-
-def _figure(num: int, *, height: float = 2.8) -> tuple[Figure, list[Axes]]:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(9, height), layout="constrained")
-    panels = [figure.add_subplot(1, num, 1 + i) for i in range(num)]
-    for axes in panels:
-        axes.grid(alpha=0.25)
-        axes.spines[["top", "right"]].set_visible(False)
-    return figure, panels
-
-
-def _plot(title: str, figure: Figure, says: str) -> Plot:
-    file = io.StringIO()
-    # without a date and random ids the same run gives the same page
-    from matplotlib import rc_context
-
-    with rc_context({"svg.hashsalt": title, "svg.fonttype": "none"}):
-        figure.savefig(file, format="svg", metadata={"Date": None})
-    return Plot(title, "<svg" + file.getvalue().partition("<svg")[2], says)

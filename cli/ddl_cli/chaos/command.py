@@ -1,0 +1,126 @@
+"""`ddl chaos` from its folder to its report: a run without faults, then the same one under a tape."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import typer
+
+from ddl.protocol.wire import canonical
+from ddl.simulate.tape import Tape, save_tape
+from ddl_cli.chaos.schedule import tape_of
+from ddl_cli.chaos.trial import perform
+from ddl_cli.demo.bucket import Storage, storage
+from ddl_cli.demo.cast import Play, data
+from ddl_cli.demo.command import orderly_sigterm, say
+from ddl_cli.units import short_time
+
+if TYPE_CHECKING:
+    from ddl_cli.chaos.measure import Measured
+    from ddl_cli.chaos.report import Losses
+
+RUN: Final = "chaos"
+"""The run's name in the packaged run.toml."""
+
+PAGE: Final = "index.html"
+TAPE: Final = "tape.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """How chaos is made.
+
+    Attributes:
+        folder: holds all that it writes; exists.
+        tape: what fails when; its learners and its length are those of the run.
+        free_s: how long the run without faults is.
+        settings: dotted key -> text, changes to the packaged run.toml.
+        s3: whether objects go to S3 servers of its own, instead of directories.
+    """
+
+    folder: Path
+    tape: Tape
+    free_s: float
+    settings: Mapping[str, str] = field(default_factory=dict)
+    s3: bool = False
+
+
+def run_chaos(options: Options, *, as_json: bool) -> bool:
+    """Do it, measure, report; whether all is as it must be. Raises: DdlError."""
+    tape = options.tape
+    save_tape(options.folder / TAPE, tape)
+    say(f"chaos in {options.folder}: {tape.learners} real learners, real signals")
+    free_folder, chaos_folder = options.folder / "without-faults", options.folder / "chaos"
+    for folder in (free_folder, chaos_folder):
+        folder.mkdir()
+    with (
+        orderly_sigterm(),
+        storage(free_folder, s3=options.s3) as free_place,
+        storage(chaos_folder, s3=options.s3) as chaos_place,
+    ):
+        say(f"first {short_time(options.free_s)} without faults, to compare with")
+        nothing = tape_of((), learners=tape.learners, horizon_s=options.free_s)
+        free = _trial(options, free_folder, free_place, nothing)
+        faults = len(tape.faults)
+        say(f"now {short_time(tape.horizon_s)} with {faults} faults")
+        chaos = _trial(options, chaos_folder, chaos_place, tape)
+        losses = _losses(options.folder / "export", free_place, free, chaos_place, chaos)
+    from ddl_cli.chaos.report import Report, judge, text
+
+    report = judge(chaos, free, losses)
+    if find_spec("matplotlib") is None:
+        say("no page is written: that needs matplotlib, in the extra `plot`")
+    else:
+        from ddl_cli.chaos.page import render
+
+        page = options.folder / PAGE
+        page.write_text(render(report, chaos, free, written_at=time.time()), encoding="utf-8")
+        say(f"with plots: {page}")
+    typer.echo(canonical(Report(ddl=report, tape=tape)) if as_json else text(report))
+    for problem in report.problems:
+        say(f"FAILED: {problem}")
+    return not report.problems
+
+
+def _trial(options: Options, folder: Path, place: Storage, tape: Tape) -> Measured:
+    play = Play(
+        folder=folder,
+        files=data("run.toml", "chaos").parent,
+        run=RUN,
+        learners=tape.learners,
+        settings=options.settings,
+    )
+    course = perform(play, place, tape, say)
+    # brings in torch, which nobody needs before
+    from ddl_cli.chaos.measure import measure
+
+    names = [f"learner-{number}" for number in range(1, tape.learners + 1)]
+    with closing(place.open()) as store:
+        return measure(folder, store, RUN, course, names)
+
+
+def _losses(
+    out: Path, free_place: Storage, free: Measured, chaos_place: Storage, chaos: Measured
+) -> Losses | None:
+    """Held-out losses after as many merged tokens as both runs have; None if one has no version."""
+    from ddl.coordinator.evaluate import evaluate_file
+    from ddl.coordinator.export import export_model
+    from ddl_cli.chaos.report import Losses
+
+    tokens = min(free.story.progress, chaos.story.progress)
+    found = []
+    for name, place, run in (("chaos", chaos_place, chaos), ("free", free_place, free)):
+        version = max((s.version for s in run.story.steps if s.progress <= tokens), default=0)
+        if not version:
+            return None
+        with closing(place.open()) as store:
+            file = Path(export_model(store, RUN, out / name, at=version).path)
+        task_file, settings = data("task.py", "chaos"), run.books.run.settings
+        found.append(evaluate_file(file, task_file=task_file, settings=settings)["loss"])
+    return Losses(tokens=tokens, chaos=found[0], failure_free=found[1])

@@ -1,0 +1,171 @@
+"""Hands that do to real processes what a tape says."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Final
+
+from ddl.embedded import EmbeddedRedis
+from ddl.errors import ObjectNotFoundError, RegistryError
+from ddl.protocol.keys import ObjectKeys
+from ddl.registry.redis import RedisServer
+from ddl.store.base import Store
+from ddl_cli.chaos.acts import COORDINATOR, REDIS, Act, Verb
+from ddl_cli.chaos.course import Course
+from ddl_cli.chaos.links import Link
+from ddl_cli.demo.cast import Cast
+
+WORDS: Final[dict[Verb, str]] = {
+    "kill": "is killed (SIGKILL)",
+    "start": "is started again",
+    "halt": "is stopped (SIGSTOP)",
+    "resume": "goes on (SIGCONT)",
+    "cut": "is cut off from Redis",
+    "mend": "reaches Redis again",
+    "corrupt": "has a bit flipped in its next contribution",
+    "flush": "is emptied (FLUSHALL)",
+}
+
+
+class Hands:
+    """Acts on the processes of a trial, and keeps in its course who is there.
+
+    Attributes:
+        down: those that have ended and have not been started again.
+    """
+
+    def __init__(
+        self,
+        *,
+        cast: Cast,
+        redis: EmbeddedRedis,
+        links: Mapping[str, Link],
+        store: Store,
+        run: str,
+        steps: Path,
+        course: Course,
+    ) -> None:
+        self.down: set[str] = set()
+        self._cast = cast
+        self._redis = redis
+        self._links = links
+        self._damage = _Damage(store, run)
+        self._steps = steps
+        self._course = course
+        self._do: Mapping[Verb, Callable[[str], None]] = {
+            "kill": self.kill,
+            "start": self.start,
+            "halt": self.halt,
+            "resume": self.resume,
+            "cut": lambda name: self._links[name].cut(),
+            "mend": lambda name: self._links[name].mend(),
+            "corrupt": self._damage.expect,
+            "flush": self.flush,
+        }
+
+    def do(self, act: Act) -> None:
+        """Do it; nothing happens to a process that is not there."""
+        self._do[act.verb](act.target)
+
+    def pid(self, name: str) -> int:
+        """Its process, 0 if there is none."""
+        if name == REDIS:
+            return 0 if name in self.down else self._redis.pid
+        child = self._cast.children[name]
+        return child.pid if child.ended() is None else 0
+
+    def kill(self, name: str) -> None:
+        if name in self.down:
+            return
+        if name == REDIS:
+            self._redis.kill()
+        elif self.pid(name):
+            self._cast.children[name].kill()
+        self.gone(name)
+
+    def start(self, name: str) -> None:
+        """Start it, for the first time or again; nothing happens if it is there."""
+        if name not in self.down and (name == REDIS or name in self._cast.children):
+            return
+        self.down.discard(name)
+        if name == REDIS:
+            self._redis.start()
+        elif name == COORDINATOR:
+            self._cast.start_coordinator()
+        else:
+            args = {"steps": str(self._steps / name)}
+            self._course.alive.begin(name, time.time())
+            self._cast.start_learner(name, redis_url=self._links[name].url, args=args)
+
+    def gone(self, name: str) -> None:
+        """Its process has ended."""
+        self.down.add(name)
+        now = time.time()
+        self._course.alive.end(name, now)
+        self._course.halted.end(name, now)
+
+    def halt(self, name: str) -> None:
+        if self.pid(name):
+            self._cast.children[name].signal(signal.SIGSTOP)
+            self._course.halted.begin(name, time.time())
+
+    def resume(self, name: str) -> None:
+        self._cast.children[name].signal(signal.SIGCONT)
+        self._course.halted.end(name, time.time())
+
+    def flush(self, _: str) -> None:
+        if REDIS in self.down:
+            return
+        server = RedisServer(self._redis.url)
+        try:
+            server.call("FLUSHALL")
+        except RegistryError as error:
+            self._course.problems.append(f"Redis could not be emptied: {error}")
+        finally:
+            server.close()
+
+    def look(self) -> None:
+        """Damage what has been uploaded since the last look, if it is to be."""
+        self._damage.look()
+
+    def mend_all(self) -> None:
+        """Undo all that still lasts, but leave dead learners dead."""
+        for link in self._links.values():
+            link.mend()
+        for name in self._cast.children:
+            self.resume(name)
+        for name in (REDIS, COORDINATOR):
+            if name in self.down:
+                self.start(name)
+
+
+class _Damage:
+    """Flips a bit of a learner's next contribution, as soon as it lies in the store."""
+
+    def __init__(self, store: Store, run: str) -> None:
+        self._store = store
+        self._folder = ObjectKeys(run).contributions
+        self._known: dict[str, set[str]] = {}
+
+    def expect(self, learner: str) -> None:
+        self._known[learner] = self._keys(learner)
+
+    def look(self) -> None:
+        for learner, known in list(self._known.items()):
+            for key in sorted(self._keys(learner) - known)[:1]:
+                self._flip(key)
+                del self._known[learner]
+
+    def _keys(self, learner: str) -> set[str]:
+        return {found.key for found in self._store.list(f"{self._folder}{learner}/")}
+
+    def _flip(self, key: str) -> None:
+        try:
+            body = self._store.get(key)
+        except ObjectNotFoundError:
+            return  # merged and removed already: it was too late
+        body[-1] ^= 1
+        self._store.put(key, body)

@@ -1,0 +1,111 @@
+"""`ddl chaos`: real faults on a real run on this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+
+from ddl.errors import ConfigError
+from ddl_cli.arguments import key_values
+from ddl_cli.exits import Exit
+
+LEARNERS: Final = 8
+SECONDS: Final = 90.0
+
+
+def chaos(
+    learners: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=1, help=f"Learners; {LEARNERS} unless a tape says."),
+    ] = None,
+    seconds: Annotated[
+        float | None,
+        typer.Option(
+            metavar="S", min=1, help=f"Length under faults; {SECONDS:g} unless a tape says."
+        ),
+    ] = None,
+    free_seconds: Annotated[
+        float, typer.Option(metavar="S", min=1, help="Length of the run without faults before it.")
+    ] = 45.0,
+    seed: Annotated[int, typer.Option(help="Another one draws other faults.")] = 0,
+    mtbf: Annotated[
+        float,
+        typer.Option(metavar="S", min=0.1, help="Mean seconds between two faults of a learner."),
+    ] = 45.0,
+    away: Annotated[
+        float, typer.Option(metavar="S", min=0, help="Seconds until a learner comes back.")
+    ] = 5.0,
+    coordinator_kills: Annotated[
+        int, typer.Option(metavar="N", min=0, help="How often the coordinator is killed.")
+    ] = 3,
+    tape: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Play these faults, in place of drawn ones."),
+    ] = None,
+    fault: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="TIME:KIND[:LEARNER][:S]",
+            help="Only these, such as 30:kill:2:5 or 40:flush-redis; may be repeated.",
+        ),
+    ] = None,
+    changes: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Change a setting, as round.quorum=2."),
+    ] = None,
+    s3: Annotated[
+        bool,
+        typer.Option("--s3", help="Keep objects in S3 servers (extra s3-local), not folders."),
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object (Report).")
+    ] = False,
+    folder: Annotated[
+        Path | None,
+        typer.Option(
+            "--dir", metavar="DIR", help="Where to write; by default a new folder chaos-... here."
+        ),
+    ] = None,
+) -> None:
+    """Let processes of a real run die, and see what it costs.
+
+    Learners are killed, stopped, slowed, cut off and their uploads damaged; the
+    coordinator is killed; Redis is killed and emptied. The same fleet runs without faults first, to
+    compare with. Learners train a small model on simulated accelerators, so that two cores carry them.
+    """
+    from ddl.simulate.tape import load_tape
+    from ddl_cli.chaos.schedule import Odds, check, cut_short, draw, parse_fault, tape_of
+
+    settings = key_values(changes or [], option="--set")
+    count, horizon_s = learners or LEARNERS, seconds or SECONDS
+    if tape and fault:
+        raise ConfigError("--tape and --fault both say what fails", hint="Leave one out")
+    if tape:
+        played = load_tape(tape)
+        if learners not in (None, played.learners):
+            raise ConfigError(
+                f"the tape is of {played.learners} learners, not of {learners}",
+                hint="Leave --learners out",
+            )
+        played = cut_short(played, seconds or played.horizon_s)
+    elif fault:
+        played = tape_of(map(parse_fault, fault), learners=count, horizon_s=horizon_s)
+    else:
+        odds = Odds(mtbf_s=mtbf, down_s=away)
+        odds = odds.with_coordinator_kills(coordinator_kills)
+        played = draw(odds, learners=count, horizon_s=horizon_s, seed=seed)
+    check(played)
+    from ddl_cli.chaos.command import Options, run_chaos
+    from ddl_cli.demo.command import new_folder
+
+    options = Options(
+        folder=new_folder(folder, prefix="chaos-"),
+        tape=played,
+        free_s=free_seconds,
+        settings=settings,
+        s3=s3,
+    )
+    good = run_chaos(options, as_json=as_json)
+    raise typer.Exit(Exit.OK if good else Exit.FAILED)
