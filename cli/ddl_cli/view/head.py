@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
@@ -79,6 +80,7 @@ def _phrases(shown: RunSnapshot, canvas: Canvas, rates: Rates) -> Iterator[Text]
     yield _standing(shown)
     yield _loss(shown, canvas)
     yield _tokens(shown)
+    yield from _members(shown)
     yield from _services(shown)
     yield from _traffic(shown, rates)
     yield from _ledger(shown)
@@ -122,6 +124,14 @@ def _tokens(shown: RunSnapshot) -> Text:
     if shown.run.goodput_ratio is not None:
         text.append(f", goodput {shown.run.goodput_ratio:.0%}")
     return text
+
+
+def _members(shown: RunSnapshot) -> Iterator[Text]:
+    """How many learners there are, by state, the most first."""
+    states = Counter(one.state for one in shown.learners)
+    if states:
+        listed = ", ".join(f"{count} {state}" for state, count in states.most_common())
+        yield Text(f"learners: {listed}")
 
 
 def _services(shown: RunSnapshot) -> Iterator[Text]:
