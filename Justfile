@@ -93,6 +93,10 @@ demo *ARGS: setup
 demo-s3 *ARGS: setup
     "{{ bin }}/ddl" demo --s3 "$@"
 
+# let real processes die, and see what it costs: just chaos --json
+chaos *ARGS: setup
+    "{{ bin }}/ddl" chaos "$@"
+
 # simulate many runs under attack, each from its seed: just swarm --seeds 10000 --json
 swarm *ARGS: setup
     cd "{{ root }}" && "{{ bin }}/python" -m ddl.sim swarm "$@"
@@ -136,4 +140,4 @@ check: lint types floors test wheel
 
 # remove what the recipes made, but .venv
 clean:
-    cd "{{ root }}" && rm -rf dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache demo-*
+    cd "{{ root }}" && rm -rf dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache demo-* chaos-*

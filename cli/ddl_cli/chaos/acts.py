@@ -12,6 +12,7 @@ Target = str
 """`learner-N`, COORDINATOR or REDIS."""
 
 COORDINATOR: Final = "coordinator"
+"""Whichever of the two coordinators works at the moment."""
 REDIS: Final = "redis"
 
 SLOW_PERIOD_S: Final = 1.0

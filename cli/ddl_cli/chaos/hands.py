@@ -11,6 +11,7 @@ from typing import Final
 from ddl.embedded import EmbeddedRedis
 from ddl.errors import ObjectNotFoundError, RegistryError
 from ddl.protocol.keys import ObjectKeys
+from ddl.registry.reader import RedisReader
 from ddl.registry.redis import RedisServer
 from ddl.store.base import Store
 from ddl_cli.chaos.acts import COORDINATOR, REDIS, Act, Verb
@@ -30,6 +31,10 @@ WORDS: Final[dict[Verb, str]] = {
 }
 
 
+COORDINATORS: Final = ("coordinator-1", "coordinator-2")
+"""One works, the other one stands by."""
+
+
 class Hands:
     """Acts on the processes of a trial, and keeps in its course who is there.
 
@@ -42,6 +47,7 @@ class Hands:
         *,
         cast: Cast,
         redis: EmbeddedRedis,
+        registry: RedisReader,
         links: Mapping[str, Link],
         store: Store,
         run: str,
@@ -51,6 +57,7 @@ class Hands:
         self.down: set[str] = set()
         self._cast = cast
         self._redis = redis
+        self._registry = registry
         self._links = links
         self._damage = _Damage(store, run)
         self._steps = steps
@@ -70,31 +77,50 @@ class Hands:
         """Do it; nothing happens to a process that is not there."""
         self._do[act.verb](act.target)
 
-    def pid(self, name: str) -> int:
+    def pid(self, target: str) -> int:
         """Its process, 0 if there is none."""
-        if name == REDIS:
-            return 0 if name in self.down else self._redis.pid
-        child = self._cast.children[name]
+        if target == REDIS:
+            return 0 if REDIS in self.down else self._redis.pid
+        child = self._cast.children[self._name(target)]
         return child.pid if child.ended() is None else 0
 
-    def kill(self, name: str) -> None:
-        if name in self.down:
-            return
-        if name == REDIS:
-            self._redis.kill()
-        elif self.pid(name):
-            self._cast.children[name].kill()
-        self.gone(name)
+    def leader(self) -> str:
+        """The coordinator that holds the lease, else one that is there, else any."""
+        there = [name for name in COORDINATORS if name in self._cast.children and self.pid(name)]
+        try:
+            lease = self._registry.view(num_facts=0).lease
+        except RegistryError:
+            lease = None  # Redis is away; whoever is there will have it
+        for name in there:
+            if lease is not None and f"-{self.pid(name)}-" in lease.holder:
+                return name
+        return (*there, *COORDINATORS)[0]
 
-    def start(self, name: str) -> None:
-        """Start it, for the first time or again; nothing happens if it is there."""
-        if name not in self.down and (name == REDIS or name in self._cast.children):
-            return
-        self.down.discard(name)
+    def kill(self, target: str) -> None:
+        if target == REDIS:
+            if REDIS not in self.down:
+                self._redis.kill()
+            self.gone(REDIS)
+        else:
+            name = self._name(target)
+            if self.pid(name):
+                self._cast.children[name].kill()
+            self.gone(name)
+
+    def start(self, target: str) -> None:
+        """Start what has ended, or was never started."""
+        if target == COORDINATOR:
+            for name in COORDINATORS:
+                self.start(name)
+        elif target in self.down or (target != REDIS and target not in self._cast.children):
+            self.down.discard(target)
+            self._start(target)
+
+    def _start(self, name: str) -> None:
         if name == REDIS:
             self._redis.start()
-        elif name == COORDINATOR:
-            self._cast.start_coordinator()
+        elif name in COORDINATORS:
+            self._cast.start_coordinator(name, standby=True)
         else:
             args = {"steps": str(self._steps / name)}
             self._course.alive.begin(name, time.time())
@@ -107,14 +133,30 @@ class Hands:
         self._course.alive.end(name, now)
         self._course.halted.end(name, now)
 
-    def halt(self, name: str) -> None:
+    def halt(self, target: str) -> None:
+        name = self._name(target)
         if self.pid(name):
             self._cast.children[name].signal(signal.SIGSTOP)
             self._course.halted.begin(name, time.time())
 
-    def resume(self, name: str) -> None:
-        self._cast.children[name].signal(signal.SIGCONT)
-        self._course.halted.end(name, time.time())
+    def resume(self, target: str) -> None:
+        for name in COORDINATORS if target == COORDINATOR else (target,):
+            self._cast.children[name].signal(signal.SIGCONT)
+            self._course.halted.end(name, time.time())
+
+    def dismiss_standby(self) -> str:
+        """End the coordinator that stands by: it would take up the run that the other one, whose name
+        is returned, ends."""
+        leader = self.leader()
+        for name in COORDINATORS:
+            if name != leader:
+                self._cast.children[name].ask_to_end()
+                self._cast.children[name].reap()
+                self.gone(name)
+        return leader
+
+    def _name(self, target: str) -> str:
+        return self.leader() if target == COORDINATOR else target
 
     def flush(self, _: str) -> None:
         if REDIS in self.down:
@@ -137,9 +179,8 @@ class Hands:
             link.mend()
         for name in self._cast.children:
             self.resume(name)
-        for name in (REDIS, COORDINATOR):
-            if name in self.down:
-                self.start(name)
+        for target in (REDIS, COORDINATOR):
+            self.start(target)
 
 
 class _Damage:

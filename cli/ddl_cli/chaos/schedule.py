@@ -7,8 +7,8 @@ What each kind does, through real signals and real sockets:
     slow              a learner is stopped for half of every second
     cut               nothing passes between a learner and Redis
     corrupt           a bit of the next contribution that a learner uploads is flipped in the store
-    kill-coordinator  SIGKILL to the coordinator; started again after `duration_s`
-    stop-coordinator  SIGSTOP to the coordinator
+    kill-coordinator  SIGKILL to the coordinator that works; started again, as a standby, later
+    stop-coordinator  SIGSTOP to the coordinator that works
     restart-redis     SIGKILL to Redis, which loses all; started again after `duration_s`
     flush-redis       FLUSHALL
 """

@@ -13,9 +13,9 @@ from ddl.errors import DdlError, RegistryError
 from ddl.protocol.address import join_address
 from ddl.registry.reader import RedisReader
 from ddl.simulate.tape import Tape
-from ddl_cli.chaos.acts import COORDINATOR, REDIS, Act, acts
+from ddl_cli.chaos.acts import REDIS, Act, acts
 from ddl_cli.chaos.course import Course, Incident
-from ddl_cli.chaos.hands import WORDS, Hands
+from ddl_cli.chaos.hands import COORDINATORS, WORDS, Hands
 from ddl_cli.chaos.links import Link
 from ddl_cli.chaos.steps import Span
 from ddl_cli.demo.bucket import Storage
@@ -36,8 +36,9 @@ START_S: Final = 240.0
 END_S: Final = 60.0
 """Longest wait for the run to end: a coordinator may just have been started again."""
 
-AGAIN: Final = (Exit.UNREACHABLE, Exit.LEASE_LOST, Exit.START_AGAIN)
-"""Exit codes after which a service manager starts a process again, without anything being wrong."""
+AGAIN: Final = (Exit.USAGE, Exit.UNREACHABLE, Exit.LEASE_LOST, Exit.START_AGAIN)
+"""Exit codes after which a process is started again without anything being wrong. USAGE: who joins
+while Redis has just been emptied is told that there is no such run."""
 
 Say = Callable[[str], None]
 
@@ -61,6 +62,7 @@ def perform(play: Play, storage: Storage, tape: Tape, say: Say) -> Course:
         hands = Hands(
             cast=cast,
             redis=redis,
+            registry=registry,
             links=links,
             store=store,
             run=play.run,
@@ -69,8 +71,8 @@ def perform(play: Play, storage: Storage, tape: Tape, say: Say) -> Course:
         )
         address = join_address(redis.url, play.run)
         trial = Trial(cast, hands, registry, course, folder=play.folder, address=address, say=say)
-        await_genesis(registry, cast.start_coordinator())
-        for name in cast.names:
+        await_genesis(registry, cast.start_coordinator(COORDINATORS[0]))
+        for name in (*COORDINATORS[1:], *cast.names):
             hands.start(name)
         trial.await_steps(steps)
         trial.play(tape)
@@ -137,8 +139,9 @@ class Trial:
 
     def end(self) -> None:
         """Stop the run by the public command, and see all leave. Raises: DdlError."""
+        leader = self._hands.dismiss_standby()
         self._stop()
-        coordinator = self._cast.children[COORDINATOR]
+        coordinator = self._cast.children[leader]
         if coordinator.wait(END_S) != 0:
             raise coordinator.death()
         for name in self._cast.names:

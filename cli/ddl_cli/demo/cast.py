@@ -95,7 +95,8 @@ class Cast:
         self.latecomer = f"learner-{play.learners + 1}"
         self.children: dict[str, Child] = {}
 
-    def start_coordinator(self) -> Child:
+    def start_coordinator(self, name: str = "coordinator", *, standby: bool = False) -> Child:
+        """Start a coordinator; a standby waits while another one works."""
         settings = dict(self._play.settings)
         arguments = ["coordinator", "start", str(self._play.files / "run.toml")]
         arguments += ["--redis", self._redis_url, "--store", self._storage.url]
@@ -103,7 +104,8 @@ class Cast:
             settings |= {"store.endpoint_url": self._storage.settings.endpoint_url}
         for key, value in settings.items():
             arguments += ["--set", f"{key}={value}"]
-        return self._start("coordinator", arguments)
+        arguments += ["--standby"] if standby else []
+        return self._start(name, arguments)
 
     def start_learner(
         self, name: str, *, redis_url: str | None = None, args: Mapping[str, str] | None = None
