@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
 
 from ddl.core.membership import PRESENT
+from ddl.names import counted
 from ddl.protocol.records import Fact, LearnerView, RunSnapshot, Trouble
 
 FEW_RATIO: Final = 0.5
@@ -120,21 +121,23 @@ def _redis(shown: RunSnapshot) -> Iterator[Trouble]:
 
 
 def _rounds(shown: RunSnapshot) -> Iterator[Trouble]:
-    """Rounds that cannot close, in one sentence: they mostly wait for the same."""
-    if shown.run.state != "running" or shown.coordinator.lease_left_s is None or not shown.rounds:
+    """Rounds that cannot close, or not even open, in one sentence: they mostly wait for the same."""
+    if shown.run.state != "running" or shown.coordinator.lease_left_s is None:
         return
     run = shown.run
     able = [one for one in shown.learners if one.state == "training" and not one.store_down_s]
     below = [r for r in shown.rounds if len(r.arrived) < r.quorum]
-    if below and len(able) < run.quorum:
+    if len(able) < run.quorum and (below or not shown.rounds):
         apart = _apart(shown.learners, able)
+        fewer = f", or `ddl set {run.name} round.quorum={len(able)}`" if able else ""
         yield Trouble(
             name="rounds.below_quorum",
             alarm=True,
-            what=f"no round can close: each needs {run.quorum} contributions, and {len(able)} "
-            f"learner{'' if len(able) == 1 else 's'} can hand in{apart}",
-            cure=f"start more learners, or `ddl set {run.name} round.quorum={max(1, len(able))}`",
-            since_at=min(round_.opened_at for round_ in below),
+            what=f"no round can {'close' if below else 'open'}: each needs "
+            f"{counted(run.quorum, 'contribution')}, and "
+            f"{counted(len(able), 'learner')} can hand in{apart}",
+            cure=f"start {'more learners' if able else 'learners: `ddl learner join`'}{fewer}",
+            since_at=min((round_.opened_at for round_ in below), default=run.committed_at),
         )
     failing = {round_.reason: round_ for round_ in shown.rounds if round_.failed}
     for reason, round_ in failing.items():

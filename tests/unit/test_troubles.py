@@ -54,6 +54,21 @@ def test_below_quorum() -> None:
     assert trouble.since_at == NOW - 1.5
 
 
+def test_nobody_is_there() -> None:
+    """Then no round is even opened; what there is to do is not to lower the quorum."""
+    trouble = troubles(learners={}, rounds=())["rounds.below_quorum"]
+    assert trouble.what == (
+        "no round can open: each needs 2 contributions, and 0 learners can hand in"
+    )
+    assert trouble.cure == "start learners: `ddl learner join`"
+    assert trouble.since_at == NOW - 2
+
+
+def test_learners_enough_but_no_round_yet_is_no_trouble() -> None:
+    """The first rounds open when they have trained for a while."""
+    assert troubles(rounds=()) == {}
+
+
 def test_nothing_is_left_of_an_eta_when_nothing_moves() -> None:
     """Learners train on, but their pace is not the run's."""
     shown = taken(healthy(beats={"anna": NOW - 0.2, "bert": NOW - 60.0}))
