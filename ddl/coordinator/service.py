@@ -215,9 +215,6 @@ class Service:
                 self._journal.on_change("redis", "redis.unreachable", f"{error}; trying again")
             case Polled():
                 yield from self._on_polled(message)
-            case e.RecordTaken():
-                self._news.tell_again()
-                yield message
             case _:
                 yield message
 

@@ -99,11 +99,6 @@ class News:
         self._requests: frozenset[str] = frozenset()
         self._units: dict[str, UnitsDone] = {}
 
-    def tell_again(self) -> None:
-        """Tell all hand-ins with the next reading: one that came too early for the log as it was is
-        next in it now that another coordinator's record was found there."""
-        self._handins = {}
-
     def events(self, poll: Poll) -> Iterator[e.Event]:
         """Events for all that has changed; beats first, so that who announces is known."""
         learners = {

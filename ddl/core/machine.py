@@ -38,6 +38,7 @@ from ddl.protocol.keys import ObjectKeys
 from ddl.protocol.records import (
     FragmentStep,
     Handin,
+    HandinId,
     Health,
     LearnerRecord,
     LogRecord,
@@ -88,6 +89,7 @@ class Machine:
         self._requests = requests.Queue()
         self._failed_merges = 0
         self._followed = False
+        self._early: dict[HandinId, Handin] = {}
         self._due_at = float("-inf")
         self._told_until = log.committed_at  # by earlier coordinators, as far as the log can say
 
@@ -187,6 +189,11 @@ class Machine:
     def _on_announced(self, handin: Handin, now: float) -> Iterator[e.Command]:
         if not 0 <= handin.fragment < len(self.log.fragments):
             return  # no account to write a receipt into
+        if self.log.epoch < self.epoch and selection.is_ahead(handin, log=self.log):
+            # A predecessor's last record may have come after we read the log, and learners read it
+            # there. A record of our own finds it, or tells that there is none.
+            self._early[handin.id] = handin
+            return
         yield from self.inbox.announce(handin, now)
         yield from self._after_inbox(handin, now)
 
@@ -313,6 +320,9 @@ class Machine:
             yield e.Sweep(horizon(self.log, self.membership.held()))
         if record.seq % CHECKPOINT_EVERY == 0:
             yield e.WriteCheckpoint(record.seq)
+        early, self._early = self._early, {}
+        for handin in early.values():
+            yield from self._on_announced(handin, now)
         if record.kind == "stop":
             yield from self._end(record.why)
 
@@ -374,7 +384,8 @@ class Machine:
                 yield from self._write("receipts", now)
             else:
                 self._wake_by(self.inbox.unlogged_since + RECEIPTS_WAIT_S)
-        elif self._followed and self.log.state != "running":  # else there is soon a step
+        elif self._early or (self._followed and self.log.state != "running"):
+            # in a run that goes on there is soon a step, unless all waits for what we do not know
             yield from self._write("receipts", now)
 
     def _serve(self, request: Request, now: float) -> Iterator[e.Command]:

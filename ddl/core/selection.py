@@ -43,6 +43,18 @@ def weight(handin: Handin, *, version: int, settings: RoundSettings) -> float:
     return tokens * tokens / counted * settings.staleness_decay ** staleness(handin, version)
 
 
+def is_ahead(handin: Handin, *, log: LogState) -> bool:
+    """Whether an announcement builds on records that this log does not have: on a receipt, a
+    version or a line."""
+    last = log.account_seq(handin.learner, handin.incarnation, handin.fragment)
+    heads = zip(handin.held, log.fragments, strict=False)
+    return handin.lineage == log.lineage and (
+        handin.seq > last + 1
+        or handin.line > log.line
+        or any(held > head.version for held, head in heads)
+    )
+
+
 def admission(
     handin: Handin, *, log: LogState, keys: ObjectKeys
 ) -> Verdict | Literal["ignore"] | None:

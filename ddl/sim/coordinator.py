@@ -235,9 +235,6 @@ class Coordinator(Process):
                 yield from self._on_polled(message, mirror)
             case DdlError():
                 raise message
-            case e.RecordTaken():
-                self._news.tell_again()
-                yield message
             case _:
                 yield message
 

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 import pytest
 
 from ddl.coordinator.mirror import Mirror
 from ddl.core import events as e
 from ddl.core.log import LogState
 from ddl.core.machine import Machine
-from ddl.protocol.records import Receipt, Request
+from ddl.protocol.records import LogRecord, Receipt, Request
 from ddl.protocol.wire import canonical, digest
 from ddl.sim.clockwork import Timeline
 from ddl.sim.redis import CoordinatorSide, Redis
 from ddl.sim.world import World
+from tests.core_records import apply, genesis, handin, step_record
+
+T = TypeVar("T")
 
 
 @pytest.fixture
@@ -82,3 +87,47 @@ def test_a_run_that_stands_still_is_followed_to_the_end_of_its_log(world: World)
         commands = machine.step(taken, 0.0)
     assert (log.seq, log.state) == (2, "running")
     assert not [c for c in commands if isinstance(c, e.WriteRecord)]
+
+
+def successor(*records: LogRecord) -> tuple[Machine, list[e.RecordTaken]]:
+    """A coordinator that has read none of its predecessor's records, and what it will find."""
+    machine = Machine(run="demo", log=genesis(), epoch=2, holder="c2", ddl_version="0")
+    return machine, [e.RecordTaken(record, digest(canonical(record))) for record in records]
+
+
+def the(kind: type[T], commands: list[e.Command]) -> T:
+    """The only command of a kind."""
+    (found,) = [command for command in commands if isinstance(command, kind)]
+    return found
+
+
+def test_what_builds_on_a_record_that_is_not_read_yet_waits_for_it() -> None:
+    """A predecessor's last record comes into the log after its successor has read it. Learners read
+    it there, adopt, get their receipts, and hand in what comes next: both were lost, one refused for
+    a version that nobody knew, one ignored for a seq that came too early (seed 862)."""
+    there = genesis()
+    record = step_record(there)
+    apply(there, record)
+    machine, (taken,) = successor(record)
+    adopted = handin(there, "b", 1)
+    second = handin(there, "a", 0)
+    commands = machine.step(e.Announced(adopted), 0.0)
+    assert the(e.WriteRecord, commands).record.seq == record.seq
+    assert machine.step(e.Announced(second), 0.0) == []
+    commands = machine.step(taken, 0.0)
+    assert [c.handin for c in commands if isinstance(c, e.Fetch)] == [adopted, second]
+    assert not machine.inbox.unlogged
+
+
+def test_what_builds_on_a_record_that_never_was_is_refused() -> None:
+    """Once a record of the successor's own stands at the end of the log, nothing can come before it:
+    a version that is not known then is none."""
+    there = genesis()
+    apply(there, step_record(there))
+    machine, _ = successor()
+    lying = handin(there, "b", 1)
+    record = the(e.WriteRecord, machine.step(e.Announced(lying), 0.0)).record
+    machine.step(e.RecordWritten(record, digest(canonical(record))), 0.0)
+    (receipt,) = machine.inbox.unlogged.values()
+    assert (receipt.id, receipt.fate) == (lying.id, "refused")
+    assert receipt.reason == "holds version 1 of fragment 0, which is unknown or long gone"

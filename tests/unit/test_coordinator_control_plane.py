@@ -431,14 +431,3 @@ def test_what_comes_back_after_a_loss_is_news() -> None:
     assert list(news.events(poll(handins=stands))) == [e.Announced(handin())]
     assert list(news.events(poll())) == []
     assert list(news.events(poll(handins=stands))) == [e.Announced(handin())]
-
-
-def test_hand_ins_are_told_again_on_demand() -> None:
-    """A coordinator whose log was behind ignored one that came too early (seed 862 of the swarm); once
-    it has followed another's records it hears of it again, though Redis shows what it showed."""
-    stands = {handin_field("a", 1, 0): handin()}
-    news = News()
-    assert list(news.events(poll(handins=stands))) == [e.Announced(handin())]
-    assert list(news.events(poll(handins=stands))) == []
-    news.tell_again()
-    assert list(news.events(poll(handins=stands))) == [e.Announced(handin())]
