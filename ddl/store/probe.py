@@ -16,7 +16,8 @@ def probe_create_once(store: Store) -> bool:
     Raises: StoreError.
     """
     key = keys.probe(secrets.token_hex(8))
-    first = store.put(key, b"first", mode="create")  # a store that takes nothing has nothing to remove
+    # outside of the try: a store that takes nothing has nothing to remove
+    first = store.put(key, b"first", mode="create")
     try:
         second = store.put(key, b"second", mode="create")
         return first and not second and store.get(key) == b"first"
