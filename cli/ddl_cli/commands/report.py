@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
@@ -14,8 +13,7 @@ from ddl.errors import ConfigError, RegistryError
 from ddl_cli.resolve import Place, RedisOption, RunArgument, StoreOption, resolve
 
 if TYPE_CHECKING:
-    from ddl.coordinator.history import History
-    from ddl.protocol.records import Fact, LogRecord, RunRecord
+    from ddl.protocol.records import Fact, RunRecord
 
 PAGE: Final = "index.html"
 FACTS_READ: Final = 4096
@@ -46,6 +44,7 @@ def report(
     facts = _facts(place)
     from ddl.coordinator.history import History
     from ddl.protocol.wire import canonical
+    from ddl_cli.records import read_log
     from ddl_cli.report.page import render
     from ddl_cli.report.plots import draw_all
     from ddl_cli.report.story import gather
@@ -54,7 +53,7 @@ def report(
     try:
         history = History(opened, place.run)
         record = history.existing_run()
-        story = gather(record, _records(history), payload_bytes=_payload_bytes(record), facts=facts)
+        story = gather(record, read_log(history), payload_bytes=_payload_bytes(record), facts=facts)
     finally:
         opened.close()
     page = render(story, draw_all(story), written_at=time.time())
@@ -68,19 +67,6 @@ def report(
         typer.echo(canonical({"page": str(file), "versions": len(story.steps)}))
     else:
         typer.echo(f"{file}: {len(story.steps)} versions of {place.run}")
-
-
-def _records(history: History) -> Iterator[LogRecord]:
-    from ddl_cli.progress import bars
-
-    with bars() as tick:
-        newest = history.newest_seq()
-        for seq in range(1, newest + 1):
-            entry = history.read(seq)
-            if entry is None:
-                return
-            yield entry.record
-            tick("records", seq, newest)
 
 
 def _facts(place: Place) -> tuple[Fact, ...]:
