@@ -100,7 +100,7 @@ def options(run_toml: Path, **flags: str) -> StartOptions:
     return StartOptions(loaded=loaded, task_file=run_toml.parent / loaded.settings.task.file)
 
 
-def eventually(look: Callable[[], T | None], *, within_s: float = 20.0, what: str = "") -> T:
+def eventually(look: Callable[[], T | None], *, within_s: float = 60.0, what: str = "") -> T:
     """The first truthy result of `look`; fails if there is none in time."""
     deadline = time.monotonic() + within_s
     while time.monotonic() < deadline:
@@ -155,7 +155,7 @@ class Running:
             raise self.error
         return self
 
-    def wait(self, within_s: float = 20.0) -> Outcome:
+    def wait(self, within_s: float = 60.0) -> Outcome:
         """Its outcome, once it has ended; what it raised is raised."""
         self._thread.join(within_s)
         assert not self._thread.is_alive(), self.log.getvalue()
@@ -199,7 +199,7 @@ class ScriptedLearner:
         incarnation: int = 1,
         *,
         run: str = RUN,
-        patience_s: float = 20.0,
+        patience_s: float = 60.0,
     ) -> None:
         self.name = name
         self._patience_s = patience_s
