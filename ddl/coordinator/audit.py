@@ -15,7 +15,6 @@ from typing import Final, NamedTuple
 import msgspec
 
 from ddl.coordinator.history import Entry, History
-from ddl.core.keep import Promises
 from ddl.core.log import FragmentHead, LogState
 from ddl.errors import IntegrityError, ObjectNotFoundError, ProtocolError
 from ddl.protocol import wire
@@ -85,7 +84,6 @@ class Audit:
 
     run: RunRecord
     log: LogState
-    promises: Promises
     num_records: int = 0
     num_checkpoints: int = 0
     num_receipts: int = 0
@@ -111,7 +109,7 @@ def audit_log(
     run = history.existing_run()
     if head is not None and head.lineage != run.lineage:
         head = None  # of another run of the same name: no witness of this one
-    audit = Audit(run=run, log=history.genesis(run), promises=Promises(run.settings.keep))
+    audit = Audit(run=run, log=history.genesis(run))
     return _Auditor(store, audit, report).read(head, tick)
 
 
@@ -184,7 +182,6 @@ class _Auditor:
             return False
         self._audit.num_records += 1
         self._audit.num_receipts += len(record.receipts)
-        self._audit.promises.note(log.settings.keep, log.global_version)
         self._note_objects(record, before)
         if record.kind == "step":
             for step in record.fragments:

@@ -167,7 +167,7 @@ def _is_promised(audit: Audit, named: Named) -> bool:
     if named.ref == audit.run.frozen:
         return True
     last = audit.log.global_version if named.last is None else named.last
-    return audit.promises.hold(named.first, last)
+    return audit.log.promises.hold(named.first, last)
 
 
 def _replay(store: Store, audit: Audit, report: Report, tick: Tick) -> ReplayResult:
@@ -175,7 +175,7 @@ def _replay(store: Store, audit: Audit, report: Report, tick: Tick) -> ReplayRes
     skipped: list[Skipped] = []
     equal = 0
     for done, merge in enumerate(audit.merges, 1):
-        outcome = replay.step(merge, promised=audit.promises.hold_contributions(merge.version))
+        outcome = replay.step(merge, promised=audit.log.promises.hold_contributions(merge.version))
         if outcome.difference:
             report(outcome.where, f"{outcome.difference} (record {merge.seq})")
         elif outcome.skipped:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from ddl.config import KeepSettings
 
 
@@ -23,31 +25,50 @@ def keeps_for_good(keep: KeepSettings, *, first: int, last: int) -> bool:
     return keep.every > 0 and last - last % keep.every >= first
 
 
-class Promises:
+class Promise(msgspec.Struct, frozen=True, array_like=True):
+    """Settings that were in force until `newest` was the newest global version."""
+
+    keep: KeepSettings
+    newest: int
+
+
+class Promises(msgspec.Struct):
     """What a run has promised all along, though its settings changed on the way.
 
-    What any of them let go may be gone, whatever the later ones say.
+    What any of them let go may be gone, or be going, whatever the later ones say: a sweep judges by
+    the log as it was when the sweep began.
+
+    Attributes:
+        made: one for each of the settings that followed another, oldest first.
     """
 
-    def __init__(self, keep: KeepSettings) -> None:
-        self._spans: list[tuple[KeepSettings, int]] = [(keep, 0)]
+    made: list[Promise]
+
+    @classmethod
+    def genesis(cls, keep: KeepSettings) -> Promises:
+        """Those of a run at version 0."""
+        return cls([Promise(keep, 0)])
 
     def note(self, keep: KeepSettings, version: int) -> None:
         """These are in force while `version` is the newest global version."""
-        before, _ = self._spans[-1]
-        if keep == before:
-            self._spans[-1] = (keep, version)
-        else:
-            self._spans.append((keep, version))
+        if keep == self.made[-1].keep:
+            self.made.pop()
+        self.made.append(Promise(keep, version))
+
+    def let_go(self, first: int, last: int) -> Promise | None:
+        """By which settings an object of the global versions `first` to `last` may be gone, the
+        newest of them; None if it must still be there."""
+        for one in reversed(self.made):
+            if one.newest < first:
+                return None
+            if not keeps(one.keep, newest=one.newest, first=first, last=min(last, one.newest)):
+                return one
+        return None
 
     def hold(self, first: int, last: int) -> bool:
         """Whether an object of the global versions `first` to `last` must still be there."""
-        return all(
-            keeps(keep, newest=newest, first=first, last=min(last, newest))
-            for keep, newest in self._spans
-            if newest >= first
-        )
+        return self.let_go(first, last) is None
 
     def hold_contributions(self, version: int) -> bool:
         """Whether what was merged into this global version must still be there."""
-        return all(keep.contributions == "all" for keep, newest in self._spans if newest >= version)
+        return all(one.keep.contributions == "all" for one in self.made if one.newest >= version)

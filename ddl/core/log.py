@@ -19,6 +19,7 @@ from ddl.config import Settings
 from ddl.core import units
 from ddl.core.chain import because, check_follows, state_after
 from ddl.core.health import Vitals
+from ddl.core.keep import Promises
 from ddl.limits import STALENESS_LIMIT
 from ddl.protocol import wire
 from ddl.protocol.keys import handin_field
@@ -89,6 +90,7 @@ class LogState(msgspec.Struct, kw_only=True):
 
     Attributes:
         digest: SHA-256 of the newest record, of `run.json` before the first.
+        promises: what `[keep]` has promised to keep, now and before.
         shares: each fragment's share of the parameters.
         accounts: by `keys.handin_field`.
         last_fragment: merged by the newest step, -1 before the first.
@@ -112,6 +114,7 @@ class LogState(msgspec.Struct, kw_only=True):
     why: str = ""
     state_at: float = 0.0
     settings: Settings
+    promises: Promises
     shares: list[float]
     fragments: list[FragmentHead]
     ledger: list[LedgerRow]
@@ -137,6 +140,7 @@ class LogState(msgspec.Struct, kw_only=True):
             lineage=run.lineage,
             digest=digest or wire.digest(wire.canonical(run)),
             settings=run.settings,
+            promises=Promises.genesis(run.settings.keep),
             shares=list(run.layout.shares),
             fragments=[
                 FragmentHead(version=0, line=0, published=ref, hashes=[ref.sha256])
@@ -278,6 +282,7 @@ class LogState(msgspec.Struct, kw_only=True):
             self.why = because(record)
         self.seq = record.seq
         self.global_version = record.global_version
+        self.promises.note(self.settings.keep, self.global_version)
         self.line = record.line
         self.epoch = record.epoch
         self.digest = digest

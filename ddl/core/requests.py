@@ -12,7 +12,6 @@ from typing import Any, Final, Literal, NamedTuple
 
 from ddl import config
 from ddl.core.events import Answer
-from ddl.core.keep import keeps
 from ddl.core.log import LogState
 from ddl.core.membership import Membership
 from ddl.errors import ConfigError
@@ -127,18 +126,19 @@ def decide(request: Request, *, log: LogState, membership: Membership) -> Decisi
 def no_way_back(version: int, log: LogState) -> str:
     """Why the run cannot go back to a global version; empty if by the rules of `[keep]` it can.
 
-    What these let go may be gone at any moment, so it is refused although it may still be there.
+    What these let go, now or at any time before, may be gone at any moment, so it is refused although
+    it may still be there.
     """
-    keep, newest = log.settings.keep, log.global_version
+    newest = log.global_version
     if not 0 <= version <= newest:
         return f"there is no version {version}: the run's versions are 0 to {newest}"
     if version == newest:
         return f"version {version} is the newest one"
-    if version >= log.vitals.healthy_version or keeps(
-        keep, newest=newest, first=version, last=version
-    ):
+    let_go = log.promises.let_go(version, version)
+    if version >= log.vitals.healthy_version or let_go is None:
         return ""
+    keep, is_past = let_go.keep, let_go is not log.promises.made[-1]
     return (
-        f"version {version} is not kept: keep.versions = {keep.versions} and "
-        f"keep.every = {keep.every}, and the newest version is {newest}"
+        f"version {version} is not kept: keep.versions = {keep.versions} and keep.every = {keep.every}"
+        f", and the newest version {'was' if is_past else 'is'} {let_go.newest}"
     )

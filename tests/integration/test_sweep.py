@@ -152,6 +152,37 @@ def swept(text: str) -> Swept:
     return msgspec.json.decode(text, type=Swept)
 
 
+def test_no_way_back_to_what_a_slow_gc_may_still_remove(
+    tmp_path: Path, redis_url: str, store: LocalStore, ddl: Ddl
+) -> None:
+    """While `ddl gc` is about to remove versions, somebody has the run keep more, and asks for one of
+    them, which is still there: refused, and the run goes on. It was lost for good once."""
+    toml = run_toml(tmp_path, redis_url, versions=50)
+    address = f"{redis_url}?run={RUN}"
+    answers: list[str] = []
+
+    class Slow(HookedStore):
+        def delete(self, keys: Iterable[str]) -> None:
+            if not answers:
+                assert ddl("set", address, "keep.versions=50").code == 0
+                assert is_whole(store, 2, tmp_path / "out")
+                answers.append(ddl("rollback", address, "--to", "2").err)
+            super().delete(keys)
+
+    with running(options(toml)):
+        learner = ScriptedLearner(redis_url, store)
+        learner.contribute(6)
+        assert ddl("set", address, "keep.versions=1").code == 0
+        assert collect(Slow(store), RUN, held=NOBODY).num_published > 0
+        assert "version 2 is not kept: keep.versions = 1 and keep.every = 0" in answers[0]
+        assert "and the newest version was 6" in answers[0]
+        learner.contribute(2)
+        assert ddl("rollback", address, "--to", "6").code == 0
+        learner.contribute(2)
+        learner.close()
+    assert verify_run(store, RUN).differences == ()
+
+
 def test_what_dead_processes_left_behind_is_removed(
     tmp_path: Path, redis_url: str, store: LocalStore
 ) -> None:

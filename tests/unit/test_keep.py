@@ -35,7 +35,7 @@ def test_without_every_only_the_newest_are_kept() -> None:
 
 def test_what_was_let_go_once_is_no_promise_any_more() -> None:
     """Keeping more later brings nothing back; keeping less later lets more go."""
-    promises = Promises(KeepSettings(versions=1, every=0))
+    promises = Promises.genesis(KeepSettings(versions=1, every=0))
     promises.note(KeepSettings(versions=1, every=0), 10)
     promises.note(KeepSettings(versions=100, every=0), 10)
     promises.note(KeepSettings(versions=100, every=0), 20)
@@ -50,7 +50,7 @@ def test_what_was_let_go_once_is_no_promise_any_more() -> None:
 def test_contributions_are_promised_while_all_are_kept() -> None:
     """From the version they went into, to the end."""
     everything = KeepSettings(contributions="all")
-    promises = Promises(KeepSettings())
+    promises = Promises.genesis(KeepSettings())
     promises.note(KeepSettings(), 4)
     promises.note(everything, 9)
     assert not promises.hold_contributions(4)
