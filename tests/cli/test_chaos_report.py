@@ -184,10 +184,13 @@ def report_with_faults() -> tuple[DdlReport, Measured]:
 
 def test_the_text_for_people() -> None:
     """Every figure with its unit, and what the steps are."""
-    lines = text(report_with_faults()[0]).splitlines()
+    report = Report(ddl=report_with_faults()[0], tape=tape_of((), learners=2, horizon_s=10.0))
+    title, *lines = text(report).splitlines()
+    assert title == "ddl"
     assert lines[0].split(maxsplit=1) == [
         "goodput",
-        "83.3% of what the living learner-time allows: 16 steps, 1 of them lost, 18 allowed",
+        "83.3% of what the living learner-time allows: 16 steps, 1 of them lost, 18 allowed; "
+        "75.0% of the step rate without faults",
     ]
     assert "a simulated one of 1 s" in lines[2]
     assert "2 made, 0 lost" in lines[3]
@@ -198,7 +201,8 @@ def test_the_text_for_people() -> None:
 def test_the_page_stands_alone() -> None:
     """Three plots, the faults with their processes, no script, nothing from elsewhere."""
     report, measured = report_with_faults()
-    page = render(report, measured, free(), written_at=NOW)
+    whole = Report(ddl=report, tape=tape_of((), learners=2, horizon_s=10.0))
+    page = render(whole, measured, free(), written_at=NOW)
     assert page.count("<svg") == 3
     assert "83.3%" in page
     assert "4711" in page

@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from ddl_cli.chaos.gang import drill
+from ddl_cli.chaos.schedule import parse_fault, tape_of
+
 FAULTS = ("2:kill:1:1", "3:stop:2:1", "4:kill-coordinator:0.5", "11:flush-redis", "12:corrupt:3")
 
 
@@ -59,3 +62,32 @@ def left_of(folder: Path) -> list[str]:
         if str(folder) in words:
             found.append(words)
     return found
+
+
+@pytest.mark.slow
+@pytest.mark.chaos
+@pytest.mark.timeout(500)
+def test_the_baseline_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
+    """Two ranks under torchrun; one is killed. All start again, and go on not before the checkpoint
+    that was the last and not from the beginning."""
+    kill = parse_fault("4:kill:2:1")
+    args = {"width": 32, "depth": 1, "context": 16, "batch": 2, "step_s": 0.05}
+    told: list[str] = []
+    run = drill(
+        tmp_path / "ddp",
+        tape_of([kill], learners=2, horizon_s=60.0),
+        args=args,
+        checkpoint_every=10,
+        say=told.append,
+    )
+    assert len(run.deaths) == len(told) == 1
+    assert "rank 1" in told[0]
+    (restart_s,) = run.restarts_s
+    assert 0.5 < restart_s < 56.0
+    before = max(tick.step for tick in run.steps if tick.at <= run.deaths[0])
+    after = next(tick for tick in run.steps if tick.life > 0)
+    assert after.step % 10 == 1
+    assert before - 10 < after.step <= before + 2
+    assert run.useful_steps > before
+    assert run.checkpoint_s > 0
+    assert not left_of(tmp_path)

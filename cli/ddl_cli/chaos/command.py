@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import typer
+from msgspec.structs import replace
 
+from ddl.errors import DdlError
 from ddl.protocol.wire import canonical
 from ddl.simulate.tape import Tape, save_tape
 from ddl_cli.chaos.schedule import tape_of
@@ -23,7 +25,7 @@ from ddl_cli.units import short_time
 
 if TYPE_CHECKING:
     from ddl_cli.chaos.measure import Measured
-    from ddl_cli.chaos.report import Losses
+    from ddl_cli.chaos.report import Losses, Report
 
 RUN: Final = "chaos"
 """The run's name in the packaged run.toml."""
@@ -41,6 +43,7 @@ class Options:
         tape: what fails when; its learners and its length are those of the run.
         free_s: how long the run without faults is.
         settings: dotted key -> text, changes to the packaged run.toml.
+        against_ddp: whether data-parallel training is put through the same.
         s3: whether objects go to S3 servers of its own, instead of directories.
     """
 
@@ -48,6 +51,7 @@ class Options:
     tape: Tape
     free_s: float
     settings: Mapping[str, str] = field(default_factory=dict)
+    against_ddp: bool = False
     s3: bool = False
 
 
@@ -67,25 +71,41 @@ def run_chaos(options: Options, *, as_json: bool) -> bool:
         say(f"first {short_time(options.free_s)} without faults, to compare with")
         nothing = tape_of((), learners=tape.learners, horizon_s=options.free_s)
         free = _trial(options, free_folder, free_place, nothing)
+        if not free.num_steps:
+            raise DdlError(
+                f"no learner took a step in {short_time(options.free_s)} without faults",
+                hint="Give them longer: --free-seconds 60",
+            )
         faults = len(tape.faults)
         say(f"now {short_time(tape.horizon_s)} with {faults} faults")
         chaos = _trial(options, chaos_folder, chaos_place, tape)
         losses = _losses(options.folder / "export", free_place, free, chaos_place, chaos)
+    from ddl_cli.chaos.baseline import measure_ddp
     from ddl_cli.chaos.report import Report, judge, text
 
-    report = judge(chaos, free, losses)
+    report = Report(ddl=judge(chaos, free, losses), tape=tape)
+    if options.against_ddp:
+        args = chaos.books.run.settings.task.args
+        folder = options.folder / "ddp"
+        with orderly_sigterm():
+            ddp = measure_ddp(folder, tape, args=args, free_s=options.free_s, say=say)
+        report = replace(report, ddp=ddp)
+    _write_page(options.folder, report, chaos, free)
+    typer.echo(canonical(report) if as_json else text(report))
+    for problem in report.ddl.problems:
+        say(f"FAILED: {problem}")
+    return not report.ddl.problems
+
+
+def _write_page(folder: Path, report: Report, chaos: Measured, free: Measured) -> None:
     if find_spec("matplotlib") is None:
         say("no page is written: that needs matplotlib, in the extra `plot`")
-    else:
-        from ddl_cli.chaos.page import render
+        return
+    from ddl_cli.chaos.page import render
 
-        page = options.folder / PAGE
-        page.write_text(render(report, chaos, free, written_at=time.time()), encoding="utf-8")
-        say(f"with plots: {page}")
-    typer.echo(canonical(Report(ddl=report, tape=tape)) if as_json else text(report))
-    for problem in report.problems:
-        say(f"FAILED: {problem}")
-    return not report.problems
+    page = folder / PAGE
+    page.write_text(render(report, chaos, free, written_at=time.time()), encoding="utf-8")
+    say(f"with plots: {page}")
 
 
 def _trial(options: Options, folder: Path, place: Storage, tape: Tape) -> Measured:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from html import escape
 from typing import Final
@@ -11,7 +12,7 @@ from typing import Final
 import msgspec
 
 from ddl_cli.chaos.measure import Measured
-from ddl_cli.chaos.report import DdlReport, FaultRow, rows_of
+from ddl_cli.chaos.report import DdlReport, FaultRow, Report, parts_of
 from ddl_cli.chaos.steps import Span
 from ddl_cli.report.canvas import Plot, grouped, panels, picture, time_along, tokens_along
 from ddl_cli.report.page import document, figure, table
@@ -31,10 +32,10 @@ STYLES: Final = {
 """Kind of fault -> its mark."""
 
 
-def render(report: DdlReport, chaos: Measured, free: Measured, *, written_at: float) -> str:
+def render(whole: Report, chaos: Measured, free: Measured, *, written_at: float) -> str:
     """The page. `written_at`: seconds since the epoch."""
+    report = whole.ddl
     title = f"ddl chaos: goodput {report.goodput_ratio:.1%}, {report.versions_lost} versions lost"
-    facts = "".join(f"<dt>{a}</dt><dd>{escape(b)}</dd>" for a, b in rows_of(report))
     plots = (_steps(report, chaos, free), _lives(report, chaos), _loss(chaos, free))
     return document(
         title,
@@ -43,16 +44,21 @@ def render(report: DdlReport, chaos: Measured, free: Measured, *, written_at: fl
             f'<p class="quiet">{report.learners} learners on one machine, '
             f"{short_time(report.seconds)} under {len(report.faults)} faults, "
             f"written {_utc(written_at)}</p>",
-            f"<dl>{facts}</dl>",
+            *(_facts(title, rows) for title, rows in parts_of(whole)),
             *(figure(plot) for plot in plots),
             "<h2>Faults</h2>",
             table(_HEAD, map(_cells, report.faults), numbers=(0, 4, 5, 6)),
             *(f"<p>FAILED: {escape(problem)}</p>" for problem in report.problems),
             "<details><summary>as JSON</summary><pre>",
-            escape(json.dumps(msgspec.to_builtins(report), indent=1)),
+            escape(json.dumps(msgspec.to_builtins(whole), indent=1)),
             "</pre></details>",
         ],
     )
+
+
+def _facts(title: str, rows: Iterable[tuple[str, str]]) -> str:
+    shown = "".join(f"<dt>{escape(a)}</dt><dd>{escape(b)}</dd>" for a, b in rows)
+    return f"<h2>{escape(title)}</h2><dl>{shown}</dl>"
 
 
 _HEAD: Final = ("at", "time", "what", "who", "process", "lasted", "recovered after", "by a")

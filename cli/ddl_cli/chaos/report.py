@@ -10,6 +10,8 @@ import msgspec
 
 from ddl.protocol.records import LedgerTotals, Record
 from ddl.simulate.tape import Tape
+from ddl_cli.chaos import baseline
+from ddl_cli.chaos.baseline import DdpReport
 from ddl_cli.chaos.measure import Measured
 from ddl_cli.demo import books as bookkeeping
 from ddl_cli.units import short_number, short_time
@@ -57,7 +59,8 @@ class DdlReport(Record, frozen=True, kw_only=True):
     """`ddl` under faults.
 
     `goodput_ratio`: steps that came to some use, as a share of those that the failure-free run would
-    have taken in the same learner-time (`living_s`), starts included. `versions_lost`: versions that
+    have taken in the same learner-time (`living_s`), starts included; `kept_rate_ratio`: as a share of
+    those that it would have taken in the same time, nobody dead. `versions_lost`: versions that
     were shown and are not in the log as they were, or have objects that are missing or damaged.
     `seconds_without_any_step`: whole seconds in which no learner took a step. `median_recovery_s` by
     kind. `step_s`: a simulated accelerator's; the real update of a small model is a part of it.
@@ -74,6 +77,7 @@ class DdlReport(Record, frozen=True, kw_only=True):
     steps: int
     lost_steps: float
     allowed_steps: float
+    kept_rate_ratio: float
     failure_free_steps_per_s: float
     learner_time: LearnerTime
     median_recovery_s: dict[str, float]
@@ -84,9 +88,10 @@ class DdlReport(Record, frozen=True, kw_only=True):
 
 
 class Report(Record, frozen=True, kw_only=True):
-    """The document of `ddl chaos --json`."""
+    """The document of `ddl chaos --json`; `ddp` is there with `--against ddp`."""
 
     ddl: DdlReport
+    ddp: DdpReport | msgspec.UnsetType = msgspec.UNSET
     tape: Tape
 
 
@@ -97,8 +102,9 @@ def judge(chaos: Measured, free: Measured, losses: Losses | None) -> DdlReport:
     faults = tuple(_rows(chaos))
     allowed = free.steps_per_s * chaos.living_s
     dead = tuple(name for name in chaos.steps if name not in course.left)
+    useful, whole_s = chaos.num_steps - chaos.lost_steps, chaos.window.seconds * len(chaos.steps)
     return DdlReport(
-        goodput_ratio=(chaos.num_steps - chaos.lost_steps) / allowed,
+        goodput_ratio=useful / allowed,
         versions_lost=chaos.versions_lost,
         seconds_without_any_step=chaos.seconds_without,
         faults=faults,
@@ -109,9 +115,10 @@ def judge(chaos: Measured, free: Measured, losses: Losses | None) -> DdlReport:
         steps=chaos.num_steps,
         lost_steps=chaos.lost_steps,
         allowed_steps=allowed,
+        kept_rate_ratio=useful / (free.steps_per_s * whole_s),
         failure_free_steps_per_s=free.steps_per_s,
         learner_time=LearnerTime(
-            whole_s=chaos.window.seconds * len(chaos.steps),
+            whole_s=whole_s,
             living_s=chaos.living_s,
             starting_s=chaos.starting_s,
         ),
@@ -150,9 +157,21 @@ def _medians(faults: Sequence[FaultRow]) -> dict[str, float]:
     return {kind: median(values) for kind, values in by_kind.items()}
 
 
-def text(report: DdlReport) -> str:
-    """The summary for people."""
-    return "\n".join(f"  {name:<14}  {value}" for name, value in rows_of(report))
+def text(report: Report) -> str:
+    """The summary for people: one table, `ddl` above data-parallel training."""
+    return "\n".join(
+        line
+        for title, rows in parts_of(report)
+        for line in (title, *(f"  {name:<14}  {value}" for name, value in rows))
+    )
+
+
+def parts_of(report: Report) -> list[tuple[str, list[tuple[str, str]]]]:
+    """What was put through it, and its summary as pairs of a name and a sentence."""
+    parts = [("ddl", rows_of(report.ddl))]
+    if isinstance(report.ddp, DdpReport):
+        parts.append(("data-parallel (torchrun)", baseline.rows_of(report.ddp)))
+    return parts
 
 
 def rows_of(report: DdlReport) -> list[tuple[str, str]]:
@@ -167,7 +186,8 @@ def rows_of(report: DdlReport) -> list[tuple[str, str]]:
             "goodput",
             f"{report.goodput_ratio:.1%} of what the living learner-time allows: "
             f"{report.steps} steps, {report.lost_steps:.0f} of them lost, "
-            f"{report.allowed_steps:.0f} allowed",
+            f"{report.allowed_steps:.0f} allowed; {report.kept_rate_ratio:.1%} of the step rate "
+            "without faults",
         ),
         (
             "learner-time",

@@ -9,7 +9,14 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
+
+
+class Taken(Protocol):
+    """A step of anybody, when it had been taken."""
+
+    @property
+    def at(self) -> float: ...
 
 
 class Step(NamedTuple):
@@ -44,9 +51,9 @@ def read_steps(file: Path) -> list[Step]:
     return [Step(float(at), int(life), float(loss)) for at, life, loss in rows]
 
 
-def count_in(steps: Sequence[Step], span: Span) -> int:
+def count_in(steps: Iterable[Taken], span: Span) -> int:
     """Steps that ended in the span, its end not included."""
-    return bisect_left(steps, (span.end,)) - bisect_left(steps, (span.begin,))
+    return sum(span.begin <= step.at < span.end for step in steps)
 
 
 def living_s(alive: Iterable[Span], halted: Iterable[Span], window: Span) -> float:
@@ -73,7 +80,7 @@ def starting_s(alive: Iterable[Span], steps: Sequence[Step], window: Span) -> fl
     return total
 
 
-def seconds_without(steps: Iterable[Sequence[Step]], window: Span) -> int:
+def seconds_without(steps: Iterable[Iterable[Taken]], window: Span) -> int:
     """Whole seconds of the window in which nobody's step ended."""
     busy = {int(s.at - window.begin) for taken in steps for s in taken if s.at >= window.begin}
     return sum(second not in busy for second in range(int(window.seconds)))

@@ -177,7 +177,8 @@ class Trial:
         self._hands.do(act)
         hit = hits.get(act.fault) or Incident(tape.faults[act.fault], act.target, pid, at, at)
         hits[act.fault] = hit._replace(over_at=time.time())
-        who = f"{act.target} (process {pid})" if pid else act.target
+        hurt = pid and act.verb != "start"
+        who = f"{act.target} (process {pid})" if hurt else act.target
         self._say(f"{act.at_s:7.1f} s  {who} {WORDS[act.verb]}")
 
     def _supervise(self) -> None:

@@ -51,6 +51,12 @@ def chaos(
             help="Only these, such as 30:kill:2:5 or 40:flush-redis; may be repeated.",
         ),
     ] = None,
+    against: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ddp", help="Put data-parallel training under torchrun through it, too."
+        ),
+    ] = None,
     changes: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Change a setting, as round.quorum=2."),
@@ -73,11 +79,14 @@ def chaos(
 
     Learners are killed, stopped, slowed, cut off and their uploads damaged; the
     coordinator is killed; Redis is killed and emptied. The same fleet runs without faults first, to
-    compare with. Learners train a small model on simulated accelerators, so that two cores carry them.
+    compare with. Learners train a small model on simulated accelerators, so that two cores carry them;
+    --against ddp has the same model, data and steps restart from checkpoints.
     """
     from ddl.simulate.tape import load_tape
     from ddl_cli.chaos.schedule import Odds, check, cut_short, draw, parse_fault, tape_of
 
+    if against not in (None, "ddp"):
+        raise ConfigError(f"--against {against!r} is unknown", hint="There is --against ddp")
     settings = key_values(changes or [], option="--set")
     count, horizon_s = learners or LEARNERS, seconds or SECONDS
     if tape and fault:
@@ -105,6 +114,7 @@ def chaos(
         tape=played,
         free_s=free_seconds,
         settings=settings,
+        against_ddp=against is not None,
         s3=s3,
     )
     good = run_chaos(options, as_json=as_json)

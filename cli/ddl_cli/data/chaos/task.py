@@ -14,10 +14,7 @@ import time
 from typing import Any
 
 import ddl
-from ddl.task import import_task
-from ddl_cli.demo.cast import data
-
-gpt = import_task(data("task.py"))
+from ddl_cli.data.stdlib_gpt import task as gpt
 
 
 def build(ctx: ddl.TaskContext) -> ddl.Task:
@@ -25,7 +22,7 @@ def build(ctx: ddl.TaskContext) -> ddl.Task:
     own = ("step_s", "steps")
     step_s, steps = float(ctx.args["step_s"]), str(ctx.args.get("steps", os.devnull))
     args = {name: value for name, value in ctx.args.items() if name not in own}
-    task = gpt(ddl.TaskContext(**{**vars(ctx), "args": args}))
+    task = gpt.build(ddl.TaskContext(**{**vars(ctx), "args": args}))
     if ctx.purpose != "train":
         return task
     optimizer, count = task.optimizer, task.tokens
