@@ -54,6 +54,23 @@ def test_one_learner_has_the_failures_of_all() -> None:
     assert cell.uptime == pytest.approx(98.0)
 
 
+def test_faults_that_take_no_machine_away_change_nothing() -> None:
+    """A tape of `ddl chaos` may hold them: links that are cut, uploads that are damaged, services."""
+    others = (
+        Fault(time_s=50, learner=0, kind="cut", duration_s=100),
+        Fault(time_s=60, learner=1, kind="corrupt", duration_s=0),
+        Fault(time_s=70, kind="kill-coordinator", duration_s=100),
+    )
+    more = replace(TAPE, faults=(*others, *TAPE.faults))
+    assert simulate(TWO, tape=more) == simulate(TWO, tape=TAPE)
+
+
+def test_a_stopped_machine_is_away_as_a_killed_one_is() -> None:
+    """For as long as it is stopped."""
+    stops = tuple(replace(fault, kind="stop") for fault in TAPE.faults)
+    assert simulate(TWO, tape=replace(TAPE, faults=stops)) == simulate(TWO, tape=TAPE)
+
+
 def test_a_tape_is_as_long_as_it_is() -> None:
     """Nothing is known of what failed after its end."""
     short = replace(TAPE, horizon_s=200)
