@@ -126,6 +126,7 @@ class Coordinator:
     def run(self, on_ready: Callable[[Service], None] = lambda _: None) -> Outcome:
         """See `run_coordinator`."""
         drafted = self._check()
+        seq_before = self._log.seq if self._log else 0
         with self._lease() as keeper:
             self._server_clock.observe(self._registry.now())
             self._catch_up()
@@ -142,6 +143,7 @@ class Coordinator:
                     f"ours is {keeper.lease.epoch}",
                     hint="See that all coordinators use one Redis, then start again",
                 )
+            is_over = log.state == "stopped" and log.seq > seq_before  # it was stopped for us, too
             resume.check_objects(self._store, log)
             self._troubles.end(STORE)
             self._journal.tell(
@@ -159,6 +161,7 @@ class Coordinator:
                     epoch=keeper.lease.epoch,
                     holder=keeper.lease.holder,
                     ddl_version=__version__,
+                    take_up=not is_over,
                 ),
                 store=self._store,
                 registry=self._registry,
@@ -168,7 +171,7 @@ class Coordinator:
                 troubles=self._troubles,
                 clock=self._clock,
                 server_clock=self._server_clock,
-                changes=resume.live_changes(log.settings, self._options.loaded),
+                changes={} if is_over else resume.live_changes(log.settings, self._options.loaded),
                 find=self._registry.read_entry() is None,
             )
             on_ready(service)

@@ -64,6 +64,7 @@ class Machine:
         epoch: the lease's fencing number, above every epoch in the log.
         holder: name of this coordinator, written into records.
         ddl_version: written into records.
+        take_up: whether a run that has stopped is to go on; else it is shown as it is, and left.
     Attributes:
         inbox: contributions without a receipt in the log.
         units: finished units of data that no record lists.
@@ -74,7 +75,14 @@ class Machine:
     """
 
     def __init__(
-        self, *, run: str, log: LogState, epoch: int, holder: str, ddl_version: str
+        self,
+        *,
+        run: str,
+        log: LogState,
+        epoch: int,
+        holder: str,
+        ddl_version: str,
+        take_up: bool = True,
     ) -> None:
         self.log = log
         self.epoch = epoch
@@ -85,6 +93,7 @@ class Machine:
         self.board = Board(log=log, inbox=self.inbox, membership=self.membership, epoch=epoch)
         self.over = False
         self._ddl_version = ddl_version
+        self._take_up = take_up
         self.job: Job | None = None
         self._requests = requests.Queue()
         self._failed_merges = 0
@@ -369,8 +378,8 @@ class Machine:
         if self.job is not None:
             return
         budget = self.log.budget_used
-        if budget and self.log.state == "stopped":
-            yield from self._end(budget)
+        if self.log.state == "stopped" and (budget or not self._take_up):
+            yield from self._end(budget or self.log.why)
         elif budget:
             yield from self._write("stop", now, who="budget", why=budget)
         elif self.log.state == "stopped":

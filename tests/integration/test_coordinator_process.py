@@ -218,6 +218,24 @@ def test_a_standby_is_asked_to_end(
     assert second.poll() is None
 
 
+def test_a_run_that_is_stopped_has_no_more_need_of_standbys(
+    toml: Path, store: LocalStore, redis_url: str, processes: Processes
+) -> None:
+    """They end with 0 and write nothing, whatever their `run.toml` says: it stays stopped."""
+    processes.start(toml)
+    processes.serving(0)
+    for _ in range(2):
+        processes.start(toml, "--standby", "--set", "round.quorum=2")
+    with closing(RedisReader(redis_url, RUN)) as reader:
+        eventually(lambda: len(reader.view().standbys) == 2, within_s=60, what="two standbys")
+    subprocess.run([*DDL, "stop", f"{redis_url}?run={RUN}", "--why", "enough"], check=True)
+    for num, process in enumerate(processes.started):
+        assert process.wait(60) == 0, processes.log(num).read_text()
+        assert "the run is over: enough" in processes.log(num).read_text()
+    log = folded(store)
+    assert (log.seq, log.state, log.settings.round.quorum) == (1, "stopped", 1)
+
+
 def test_a_coordinator_that_wakes_up_beside_its_standby_writes_nothing(
     toml: Path, store: LocalStore, redis_url: str, processes: Processes
 ) -> None:
