@@ -9,6 +9,7 @@ from socketserver import StreamRequestHandler, ThreadingTCPServer
 
 import pytest
 
+from ddl.errors import ConfigError
 from ddl_cli.chaos.links import Link
 
 
@@ -66,3 +67,10 @@ def test_a_server_that_is_not_there_closes_the_connection() -> None:
         port = free.getsockname()[1]
     with Link(f"redis://127.0.0.1:{port}/0") as link, connect(link) as connection:
         assert connection.recv(100) == b""
+
+
+def test_an_address_that_no_proxy_can_stand_for_is_refused() -> None:
+    """TLS, whose certificate is for another host; the password is not told."""
+    with pytest.raises(ConfigError, match="cannot be cut") as raised:
+        Link("rediss://user:secret@redis.example:6380/0")
+    assert "secret" not in str(raised.value)

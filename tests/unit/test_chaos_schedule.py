@@ -96,6 +96,17 @@ def test_a_tape_that_cannot_be_played_is_refused() -> None:
             check(Tape(learners=2, horizon_s=9.0, faults=(bad,)))
 
 
+def test_nothing_happens_to_the_redis_of_others() -> None:
+    """Drawn tapes leave it alone, and one that does not is refused."""
+    odds = Odds().without_redis()
+    tape = draw(odds, learners=8, horizon_s=1000.0, seed=0)
+    assert check(tape, own_redis=False) == tape
+    assert sum(fault.kind == "kill-coordinator" for fault in tape.faults) == 3
+    flush = tape_of([parse_fault("4:flush-redis")], learners=1, horizon_s=9.0)
+    with pytest.raises(ConfigError, match="flush-redis at 4 s is for a Redis of our own"):
+        check(flush, own_redis=False)
+
+
 def test_the_beginning_of_a_tape() -> None:
     """What comes later is left out, and the horizon is never longer than the tape's."""
     tape = tape_of([_kill(at) for at in (1.0, 5.0, 9.0)], learners=1, horizon_s=10.0)

@@ -38,6 +38,9 @@ COORDINATORS: Final = ("coordinator-1", "coordinator-2")
 class Hands:
     """Acts on the processes of a trial, and keeps in its course who is there.
 
+    Args:
+        redis: the trial's own server; None if it is another's, which is never touched.
+
     Attributes:
         down: those that have ended and have not been started again.
     """
@@ -46,7 +49,7 @@ class Hands:
         self,
         *,
         cast: Cast,
-        redis: EmbeddedRedis,
+        redis: EmbeddedRedis | None,
         registry: RedisReader,
         links: Mapping[str, Link],
         store: Store,
@@ -56,7 +59,7 @@ class Hands:
     ) -> None:
         self.down: set[str] = set()
         self._cast = cast
-        self._redis = redis
+        self._own_redis = redis
         self._registry = registry
         self._links = links
         self._damage = _Damage(store, run)
@@ -72,6 +75,11 @@ class Hands:
             "corrupt": self._damage.expect,
             "flush": self.flush,
         }
+
+    @property
+    def _redis(self) -> EmbeddedRedis:
+        assert self._own_redis is not None, "a tape with faults of another's Redis is refused"
+        return self._own_redis
 
     def do(self, act: Act) -> None:
         """Do it; nothing happens to a process that is not there."""

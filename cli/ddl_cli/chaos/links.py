@@ -14,7 +14,13 @@ from types import TracebackType
 from typing import Final, Self
 from urllib.parse import urlsplit, urlunsplit
 
+from ddl.errors import ConfigError
+from ddl.protocol.address import safe_url
+
 HOST: Final = "127.0.0.1"
+PORT: Final = 6379
+"""Of a Redis whose address names none."""
+
 POLL_S: Final = 0.05
 """How soon the proxy notices that it is to end."""
 
@@ -24,15 +30,19 @@ class Link:
 
     Args:
         url: of the server, as redis://HOST:PORT/0.
+    Raises: ConfigError: TLS, whose certificate is not for this machine.
     """
 
     def __init__(self, url: str) -> None:
         parts = urlsplit(url)
-        assert parts.hostname is not None
-        assert parts.port is not None
+        if parts.scheme != "redis" or parts.hostname is None:
+            raise ConfigError(
+                f"{safe_url(url)} cannot be cut: only redis://HOST:PORT/DB can be reached by a proxy",
+                hint="Give such an address with --redis",
+            )
         self._whole = threading.Event()
         self._whole.set()
-        self._server = _server((parts.hostname, parts.port), self._whole)
+        self._server = _server((parts.hostname, parts.port or PORT), self._whole)
         port = self._server.server_address[1]
         user, at, _ = parts.netloc.rpartition("@")
         self.url = urlunsplit(parts._replace(netloc=f"{user}{at}{HOST}:{port}"))

@@ -64,6 +64,11 @@ class Odds:
         """The same, but for how often the coordinator is killed."""
         return replace(self, services={**self.services, "kill-coordinator": times})
 
+    def without_redis(self) -> Odds:
+        """The same, but nothing happens to Redis."""
+        left = {kind: times for kind, times in self.services.items() if "redis" not in kind}
+        return replace(self, services=left)
+
 
 def draw(odds: Odds, *, learners: int, horizon_s: float, seed: int) -> Tape:
     """A tape by lot: faults of each learner come as a Poisson process while it is there; each kind of
@@ -144,9 +149,14 @@ def _not_a_fault(text: str, why: str) -> ConfigError:
     )
 
 
-def check(tape: Tape) -> Tape:
-    """The tape, if it can be played. Raises: ConfigError."""
+def check(tape: Tape, *, own_redis: bool = True) -> Tape:
+    """The tape, if it can be played; only a Redis of our own may fail. Raises: ConfigError."""
     for fault in tape.faults:
+        if not own_redis and "redis" in fault.kind:
+            raise ConfigError(
+                f"{fault.kind} at {fault.time_s:g} s is for a Redis of our own",
+                hint="Leave --redis out, or the fault",
+            )
         if (fault.kind in LEARNER_KINDS) != (fault.learner is not None):
             raise ConfigError(f"a fault of kind {fault.kind!r} at {fault.time_s:g} s: whose is it?")
         if fault.learner is not None and not 0 <= fault.learner < tape.learners:

@@ -43,21 +43,29 @@ while Redis has just been emptied is told that there is no such run."""
 Say = Callable[[str], None]
 
 
-def perform(play: Play, storage: Storage, tape: Tape, say: Say) -> Course:
+def perform(
+    play: Play, storage: Storage, tape: Tape, say: Say, *, redis_url: str | None = None
+) -> Course:
     """Play a tape on a run that ends with it.
 
+    Args:
+        redis_url: of a Redis of somebody's; by default one is started.
     Raises: DdlError when the run cannot be started or ended. However it ends, no process is left.
     """
     steps = (play.folder / "steps").resolve()
     steps.mkdir(parents=True)
-    with (
-        EmbeddedRedis(play.folder / "redis", persist=False) as redis,
-        closing(RedisReader(redis.url, play.run)) as registry,
-        closing(storage.open()) as store,
-        ExitStack() as stack,
-        Cast(play, redis.url, storage) as cast,
-    ):
-        links = {name: stack.enter_context(Link(redis.url)) for name in cast.names}
+    with ExitStack() as stack:
+        redis, url = None, redis_url
+        if url is None:
+            redis = stack.enter_context(EmbeddedRedis(play.folder / "redis", persist=False))
+            url = redis.url
+        registry = stack.enter_context(closing(RedisReader(url, play.run)))
+        store = stack.enter_context(closing(storage.open()))
+        links = {
+            f"learner-{number}": stack.enter_context(Link(url))
+            for number in range(1, play.learners + 1)
+        }
+        cast = stack.enter_context(Cast(play, url, storage))
         course = Course()
         hands = Hands(
             cast=cast,
@@ -69,7 +77,7 @@ def perform(play: Play, storage: Storage, tape: Tape, say: Say) -> Course:
             steps=steps,
             course=course,
         )
-        address = join_address(redis.url, play.run)
+        address = join_address(url, play.run)
         trial = Trial(cast, hands, registry, course, folder=play.folder, address=address, say=say)
         await_genesis(registry, cast.start_coordinator(COORDINATORS[0]))
         for name in (*COORDINATORS[1:], *cast.names):

@@ -65,6 +65,11 @@ def chaos(
         bool,
         typer.Option("--s3", help="Keep objects in S3 servers (extra s3-local), not folders."),
     ] = False,
+    redis: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="Use this Redis, which then does not fail itself."),
+    ] = None,
+    store: Annotated[str | None, typer.Option(metavar="URL", help="Use this object store.")] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object (Report).")
     ] = False,
@@ -89,6 +94,8 @@ def chaos(
         raise ConfigError(f"--against {against!r} is unknown", hint="There is --against ddp")
     settings = key_values(changes or [], option="--set")
     count, horizon_s = learners or LEARNERS, seconds or SECONDS
+    if s3 and store:
+        raise ConfigError("--s3 and --store both say where objects go", hint="Leave one out")
     if tape and fault:
         raise ConfigError("--tape and --fault both say what fails", hint="Leave one out")
     if tape:
@@ -104,8 +111,9 @@ def chaos(
     else:
         odds = Odds(mtbf_s=mtbf, down_s=away)
         odds = odds.with_coordinator_kills(coordinator_kills)
+        odds = odds.without_redis() if redis else odds
         played = draw(odds, learners=count, horizon_s=horizon_s, seed=seed)
-    check(played)
+    check(played, own_redis=redis is None)
     from ddl_cli.chaos.command import Options, run_chaos
     from ddl_cli.demo.command import new_folder
 
@@ -116,6 +124,8 @@ def chaos(
         settings=settings,
         against_ddp=against is not None,
         s3=s3,
+        redis_url=redis,
+        store_url=store,
     )
     good = run_chaos(options, as_json=as_json)
     raise typer.Exit(Exit.OK if good else Exit.FAILED)
