@@ -391,11 +391,15 @@ def test_a_coordinator_that_was_replaced_writes_nothing_more(
     coordinator = Running(options(toml)).ready()
     learner = join()
     learner.contribute(1)
-    with admin(redis_url) as client:
-        client.delete(RegistryKeys(RUN).lease)
     other = RedisCoordinator(redis_url, RUN)
     wanted = Lease(holder="other", epoch=0, host="elsewhere", pid=1)
-    assert other.take_lease(wanted, ttl_s=60, min_epoch=0).held
+    with admin(redis_url) as client:
+
+        def is_taken() -> bool:
+            client.delete(RegistryKeys(RUN).lease)  # its holder may renew it before we take it
+            return other.take_lease(wanted, ttl_s=60, min_epoch=0).held
+
+        eventually(is_taken)
     other.close()
     with pytest.raises(LeaseLostError):
         coordinator.wait()
