@@ -466,11 +466,11 @@ class LearnerMachine:
 
     def _may_hand_in(self, fragment: int, track: Track) -> bool:
         return (
-            (self._draining or self._pull(fragment) != UNASKED)
-            and track.outstanding is None
+            track.outstanding is None
             and not track.encoding
             and not track.uploading
             and track.in_u.steps >= 1
+            and (bool(self._draining) or self._pull(fragment) != UNASKED)
         )
 
     def _pull(self, fragment: int) -> int:
