@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -71,13 +72,34 @@ def check_run(run: RunRecord, loaded: Loaded, task_file: Path, journal: Journal)
         _check_model(run, layout)
 
 
-def live_changes(current: Settings, loaded: Loaded) -> dict[str, Scalar]:
-    """Settings that were given, may change during a run, and are not those in force."""
-    return {
-        key: config.get(loaded.settings, key)
-        for key, _ in _given(loaded, LIVE)
-        if config.get(loaded.settings, key) != config.get(current, key)
-    }
+def live_changes(log: LogState, loaded: Loaded) -> dict[str, Scalar]:
+    """Settings that were given, may change during a run, and are not those in force.
+
+    One that a person has changed during the run since it was given so (`ddl set`) is not among them:
+    a coordinator that is started again undoes no orders.
+    """
+    return {key: value for key, value in _differing(log, loaded) if not _is_old(log, key, value)}
+
+
+def standing_orders(log: LogState, loaded: Loaded) -> list[str]:
+    """What people have ordered, where what was given says what was before, in sentences."""
+    return [
+        f"{key} = {config.get(log.settings, key)} stands, as it was set during the run; "
+        f"{key} = {value} is from before that"
+        for key, value in _differing(log, loaded)
+        if _is_old(log, key, value)
+    ]
+
+
+def _differing(log: LogState, loaded: Loaded) -> Iterator[tuple[str, Scalar]]:
+    for key, _ in _given(loaded, LIVE):
+        value = config.get(loaded.settings, key)
+        if value != config.get(log.settings, key):
+            yield key, value
+
+
+def _is_old(log: LogState, key: str, value: Scalar) -> bool:
+    return key in log.ordered and log.ordered[key] == value
 
 
 def check_objects(store: Store, log: LogState) -> None:

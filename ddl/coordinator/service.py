@@ -32,6 +32,7 @@ from ddl.coordinator.sweep import sweep
 from ddl.coordinator.syncer import Syncer
 from ddl.coordinator.watcher import News, Polled, Unreachable, Watcher
 from ddl.core import events as e
+from ddl.core.log import START
 from ddl.core.machine import Machine
 from ddl.core.retire import Horizon
 from ddl.errors import DdlError, LeaseLostError, StoreError, StoreUnavailableError
@@ -192,7 +193,7 @@ class Service:
             Request(
                 id=f"start-{self._machine.holder}",
                 kind="set",
-                who="coordinator start",
+                who=START,
                 why="the settings it was started with",
                 changes=self._changes,
             )

@@ -153,6 +153,8 @@ class Coordinator:
                 f"{counted(run.layout.num_fragments, 'fragment')}; learners join by "
                 f"{join_address(safe_url(self._settings.redis.url), run.name)}",
             )
+            for order in resume.standing_orders(log, self._options.loaded):
+                self._journal.tell("settings.kept", order)
             service = Service(
                 run=run,
                 machine=Machine(
@@ -171,7 +173,7 @@ class Coordinator:
                 troubles=self._troubles,
                 clock=self._clock,
                 server_clock=self._server_clock,
-                changes={} if is_over else resume.live_changes(log.settings, self._options.loaded),
+                changes={} if is_over else resume.live_changes(log, self._options.loaded),
                 find=self._registry.read_entry() is None,
             )
             on_ready(service)

@@ -15,6 +15,9 @@ import msgspec
 from ddl.config import HealthSettings
 from ddl.protocol.records import Health
 
+HEALTH: Final = "health"
+"""Who writes the records that `health.rollback` sets off."""
+
 LOSSES_KEPT: Final = 16
 """Healthy steps that a loss is compared with: their median, so that one lucky step is no measure."""
 
@@ -54,9 +57,15 @@ class Vitals(msgspec.Struct, kw_only=True):
         if health.loss_mean is not None:
             self.losses = [*self.losses, health.loss_mean][-LOSSES_KEPT:]
 
-    def note_rollback(self, version: int) -> None:
-        """A rollback to a good version has made `version`."""
+    def note_rollback(self, version: int, *, by_person: bool) -> None:
+        """A rollback to a good version has made `version`.
+
+        What a person goes back to may be much worse than the healthy steps since; what the run
+        itself goes back to is one of them.
+        """
         self.num_bad = 0
+        if by_person:
+            self.losses = []
         self.healthy_version = self.rolled_back_to = version
 
     def note_release(self) -> None:

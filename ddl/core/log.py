@@ -15,10 +15,10 @@ from typing import Any, Final
 import msgspec
 
 from ddl import config
-from ddl.config import Settings
+from ddl.config import Scalar, Settings
 from ddl.core import units
 from ddl.core.chain import because, check_follows, state_after
-from ddl.core.health import Vitals
+from ddl.core.health import HEALTH, Vitals
 from ddl.core.keep import Promises
 from ddl.limits import STALENESS_LIMIT
 from ddl.protocol import wire
@@ -39,6 +39,9 @@ from ddl.protocol.records import (
     RunState,
 )
 from ddl.protocol.units import UnitsDone
+
+START: Final = "coordinator start"
+"""Who writes the record with settings that a coordinator was started with."""
 
 CHECKPOINT_EVERY: Final = 256
 """Records between two checkpoints."""
@@ -100,6 +103,8 @@ class LogState(msgspec.Struct, kw_only=True):
         answered: ids of the last requests that a record answered, oldest first.
         units: by data set, the units of data that are finished.
         why, state_at: why the run is in its state and who brought it there, and since when.
+        ordered: settings that a person has changed during the run, with the value before: who starts
+            a coordinator with that value still in a file does not mean to undo the order.
     """
 
     schema: int = wire.SCHEMA
@@ -128,6 +133,7 @@ class LogState(msgspec.Struct, kw_only=True):
     answered: list[str] = []
     units: dict[str, UnitsDone] = {}
     committed_at: float = 0.0
+    ordered: dict[str, Scalar] = {}
 
     @classmethod
     def genesis(cls, run: RunRecord, digest: str | None = None) -> LogState:
@@ -268,8 +274,9 @@ class LogState(msgspec.Struct, kw_only=True):
         if record.kind == "step":
             self._remember_merge(record)
         if record.kind == "rollback":
-            self.vitals.note_rollback(record.global_version)
+            self.vitals.note_rollback(record.global_version, by_person=record.who != HEALTH)
         if record.kind == "settings":
+            self._note_orders(record)
             self.settings = config.amend(self.settings, record.changes)
             if (self.state, record.state) == ("held", "running"):
                 self.vitals.note_release()
@@ -290,6 +297,13 @@ class LogState(msgspec.Struct, kw_only=True):
         self.ledger = list(record.ledger)
         self.units = units.fold(self.units, record.units)
         self.committed_at = record.written_at
+
+    def _note_orders(self, record: LogRecord) -> None:
+        before = {key: config.get(self.settings, key) for key in record.changes}
+        if record.who == START:
+            self.ordered = {k: v for k, v in self.ordered.items() if k not in before}
+        else:
+            self.ordered = before | self.ordered
 
     def _remember_merge(self, record: LogRecord) -> None:
         merged = [r for r in record.receipts if r.fate == "merged"]

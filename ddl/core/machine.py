@@ -19,13 +19,14 @@ send a `Tick` for it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 
 from ddl.core import events as e
 from ddl.core import facts, requests, selection
 from ddl.core.board import Board
+from ddl.core.health import HEALTH
 from ddl.core.inbox import RECEIPTS_WAIT_S, Inbox
 from ddl.core.job import Job
 from ddl.core.log import CHECKPOINT_EVERY, LogState
@@ -50,9 +51,6 @@ from ddl.protocol.records import (
 
 RETRY_BEATS = 2.0
 """Beats until a round whose merge has failed may close again."""
-
-HEALTH: Final = "health"
-"""Who writes records when `health.rollback` is set off."""
 
 
 class Machine:

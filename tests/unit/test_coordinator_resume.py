@@ -8,12 +8,14 @@ import msgspec
 import pytest
 
 from ddl import config
-from ddl.config import Settings
+from ddl.config import Scalar, Settings
 from ddl.coordinator.genesis import create, draft
-from ddl.coordinator.resume import check_entry, check_run, live_changes
+from ddl.coordinator.resume import check_entry, check_run, live_changes, standing_orders
+from ddl.core.log import START, LogState
 from ddl.errors import ConfigError, RefusedError
 from ddl.journal import Journal
 from ddl.protocol.records import RunEntry, RunRecord
+from ddl.protocol.wire import canonical, digest, parse
 from ddl.store.local import LocalStore
 from tests.coordinating import TASK, write_run
 
@@ -45,7 +47,7 @@ def check(run: RunRecord, toml: Path, **flags: str) -> None:
 def test_what_is_not_said_stays_as_it_was(run: RunRecord, toml: Path) -> None:
     """A start without the flags of the first one neither fails nor changes anything."""
     check(run, toml)
-    assert live_changes(run.settings, config.load(toml)) == {}
+    assert live_changes(LogState.genesis(run), config.load(toml)) == {}
 
 
 def test_every_fixed_setting_that_differs_is_named(run: RunRecord, toml: Path) -> None:
@@ -64,9 +66,46 @@ def test_what_belongs_to_a_machine_may_differ(run: RunRecord, toml: Path) -> Non
 def test_live_settings_that_differ_become_changes(run: RunRecord, toml: Path) -> None:
     """Only those given, and only against what is in force now."""
     loaded = config.load(toml, flags={"round.quorum": "3", "stop.commits": "0"})
-    assert live_changes(run.settings, loaded) == {"round.quorum": 3}
-    in_force = config.replace(run.settings, {"round.quorum": 3})
-    assert live_changes(in_force, loaded) == {}
+    log = LogState.genesis(run)
+    assert live_changes(log, loaded) == {"round.quorum": 3}
+    change(log, START, {"round.quorum": 3})
+    assert live_changes(log, loaded) == {}
+
+
+def change(log: LogState, who: str, changes: dict[str, Scalar]) -> None:
+    """A settings record."""
+    record = log.next_record(
+        "settings",
+        epoch=1,
+        holder="c",
+        written_at=0.0,
+        ddl_version="0",
+        who=who,
+        changes=changes,
+    )
+    log.apply(record, digest(canonical(record)))
+
+
+def test_a_start_undoes_no_order_that_came_after_what_it_says(run: RunRecord, toml: Path) -> None:
+    """A coordinator is killed after `ddl set`, and started again with the file as it was: the order
+    stands, and is told. A file that has been edited since is meant, and so is one edited twice."""
+    log = LogState.genesis(run)
+    as_it_was, edited, again = (
+        config.load(toml, flags={"round.quorum": quorum}) for quorum in "234"
+    )
+    change(log, "ann@host", {"round.quorum": 5})
+    change(log, "ann@host", {"round.quorum": 6})
+    assert live_changes(log, as_it_was) == {}
+    assert standing_orders(log, as_it_was) == [
+        "round.quorum = 6 stands, as it was set during the run; round.quorum = 2 is from before that"
+    ]
+    restored = parse(canonical(log), LogState, what="checkpoint")
+    assert live_changes(restored, as_it_was) == {}
+    assert live_changes(log, edited) == {"round.quorum": 3}
+    change(log, START, {"round.quorum": 3})
+    assert (live_changes(log, edited), standing_orders(log, edited)) == ({}, [])
+    assert live_changes(log, again) == {"round.quorum": 4}
+    assert live_changes(log, as_it_was) == {"round.quorum": 2}
 
 
 def test_another_task_file_of_the_same_model_is_only_told(run: RunRecord, toml: Path) -> None:

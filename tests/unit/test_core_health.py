@@ -64,11 +64,22 @@ def test_a_release_takes_the_losses_as_they_are() -> None:
     assert vitals.losses == [9.0] * 6
 
 
+def test_a_person_may_go_back_to_much_worse_losses() -> None:
+    """Who rolls back far takes the losses of then as the new measure, and the run is not held for it;
+    it is, if they get worse still."""
+    vitals = after(*[2.0] * 5)
+    vitals.note_rollback(1, by_person=True)
+    assert after(*[9.0] * 6, vitals=vitals).alarm(HOLD) == ""
+    assert after(*[19.0] * 3, vitals=vitals).alarm(HOLD)
+
+
 def test_a_rollback_helps_once() -> None:
     """Until a healthy version later than it is reached, there is no other way back."""
     vitals = after(*[2.0] * 8, 9.0, 9.0, 9.0)
     assert vitals.may_roll_back
-    vitals.note_rollback(12)
+    vitals.note_rollback(12, by_person=False)
+    assert vitals.alarm(HOLD) == ""
+    assert vitals.losses
     assert (vitals.healthy_version, vitals.num_bad, vitals.may_roll_back) == (12, 0, False)
     for version in (13, 14, 15):
         health = Health(loss_mean=2.0, loss_least=2.0)
