@@ -10,6 +10,7 @@
     ├── RefusedError           this process is not let in: other lineage or model, id alive, fenced, kicked
     ├── LeaseLostError         another coordinator holds the run now
     ├── IntegrityError         stored bytes differ from what a record says of them
+    │   └── MissingObjectError what a record names is not there
     ├── StoreError             the object store said no
     │   ├── ObjectNotFoundError
     │   ├── StoreDeniedError   credentials or rights
@@ -80,6 +81,10 @@ class LeaseLostError(DdlError):
 
 class IntegrityError(DdlError):
     """Stored bytes are not what a record says of them."""
+
+
+class MissingObjectError(IntegrityError):
+    """An object that a record names is not there: lost, or let go by `[keep]`."""
 
 
 class StoreError(DdlError):

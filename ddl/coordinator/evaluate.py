@@ -138,8 +138,8 @@ def evaluate_versions(
 ) -> Iterator[Measured]:
     """Measure global versions of a run, in the order given; None stands for the newest.
 
-    Raises: ConfigError: no such version; IntegrityError: an object is missing (a version that is not
-        kept any more) or damaged; otherwise as `Evaluator.measure`; StoreError.
+    Raises: ConfigError: no such version; RefusedError: one is not kept; IntegrityError: an object is
+        missing or damaged; otherwise as `Evaluator.measure`; StoreError.
     """
     for version in versions:
         log, weights = read_version(store, run, version)

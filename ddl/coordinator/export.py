@@ -16,7 +16,7 @@ from ddl.codec.frame import TensorPlan, plan_frame, read_frame
 from ddl.coordinator.history import History
 from ddl.coordinator.payloads import Payloads
 from ddl.core.log import LogState
-from ddl.errors import ConfigError, IntegrityError
+from ddl.errors import ConfigError, MissingObjectError
 from ddl.protocol.records import RunRecord
 from ddl.protocol.wire import SCHEMA, canonical
 from ddl.store.base import Store
@@ -53,8 +53,8 @@ def export_model(store: Store, run_name: str, out: Path, *, at: int | None = Non
         out: a folder, made if need be.
         at: global version; None for the newest.
     Raises:
-        ConfigError: no such run or version, or `out` can be no folder; IntegrityError: an object is
-            missing (a version that is not kept any more) or damaged; StoreError, also for the disk
+        ConfigError: no such run or version, or `out` can be no folder; RefusedError: the version is
+            not kept; IntegrityError: an object is missing or damaged; StoreError, also for the disk
             of `out`.
     """
     run = History(store, run_name).existing_run()
@@ -166,14 +166,18 @@ def read_version(
 
     If the run moves on while the newest is read, and its objects are removed, the then newest one is
     read instead.
-    Raises: ConfigError: no such version; IntegrityError, StoreError.
+    Raises: ConfigError: no such version; RefusedError: it is not kept; IntegrityError, StoreError.
     """
     history = History(store, run.name)
-    log = history.fold(run) if at is None else history.fold_to(run, at)
+    if at is not None:
+        log = history.fold_to(run, at)
+        with history.version_to_read(run, at):
+            return log, dict(model_tensors(store, run, log))
+    log = history.fold(run)
     try:
         return log, dict(model_tensors(store, run, log))
-    except IntegrityError:
-        if at is not None or not history.follow(log):
+    except MissingObjectError:
+        if not history.follow(log):
             raise
     return log, dict(model_tensors(store, run, log))
 

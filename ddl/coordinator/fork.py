@@ -61,8 +61,8 @@ def fork_run(
         tick: told of progress.
     Raises:
         ConfigError: there is no such run or version; the name is taken; a setting cannot change.
-        IntegrityError: an object is missing (a version that is not kept any more) or damaged.
-        RefusedError: a run of either name is being removed.
+        IntegrityError: an object is missing or damaged.
+        RefusedError: the version is not kept, or a run of either name is being removed.
         ProtocolError, StoreError.
     """
     history = History(store, source)
@@ -70,6 +70,8 @@ def fork_run(
     _check_free(store, name)
     log = history.fold(run) if at is None else history.fold_to(run, at)
     settings = _settings(log.settings, name, changes)
+    with history.version_to_read(run, log.global_version):
+        fragments = _copy_fragments(store, run, log, settings, tick)
     forked = RunRecord(
         ddl_version=__version__,
         name=name,
@@ -78,7 +80,7 @@ def fork_run(
         settings=settings,
         layout=run.layout,
         task_digest=run.task_digest,
-        fragments=_copy_fragments(store, run, log, settings, tick),
+        fragments=fragments,
         frozen=_copy_frozen(store, run, name),
     )
     if not store.put(ObjectKeys(name).run_record, canonical(forked), mode="create"):

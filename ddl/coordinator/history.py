@@ -6,12 +6,15 @@ No listing is needed: records have dense numbers, so the newest one is found by 
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 from ddl.core.log import CHECKPOINT_EVERY, LogState
 from ddl.errors import (
     ConfigError,
     IntegrityError,
+    MissingObjectError,
     ObjectNotFoundError,
     ProtocolError,
     RefusedError,
@@ -139,6 +142,23 @@ class History:
         while state.global_version < global_version:
             self._follow_one(state)
         return state
+
+    @contextmanager
+    def version_to_read(self, run: RunRecord, global_version: int) -> Iterator[None]:
+        """While the objects of a global version are read: if one is missing that `[keep]` let go,
+        this is what is said, with the versions that there are, instead of that it is lost.
+
+        Raises: RefusedError in place of MissingObjectError.
+        """
+        try:
+            yield
+        except MissingObjectError as error:
+            promises = self.fold(run).promises
+            why = promises.why_gone(global_version)
+            if not why:
+                raise
+            near = " and ".join(map(str, promises.nearest(global_version)))
+            raise RefusedError(why, hint=f"The nearest that are kept: {near}") from error
 
     def follow(self, state: LogState) -> bool:
         """Apply the records after `state`, if any; whether there were some. Raises as `fold`."""

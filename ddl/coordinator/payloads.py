@@ -25,7 +25,7 @@ from ddl.codec.payload import Encoded
 from ddl.codec.step import encode_step, take_step
 from ddl.config import Settings
 from ddl.core.log import FragmentHead
-from ddl.errors import IntegrityError, ObjectNotFoundError
+from ddl.errors import IntegrityError, MissingObjectError, ObjectNotFoundError
 from ddl.merge.step import Merged
 from ddl.protocol.keys import ObjectKeys
 from ddl.protocol.records import FragmentStep, Layout, ObjectRef, RunRecord, TensorSpec
@@ -180,11 +180,11 @@ class Payloads:
     # ---- any object -------------------------------------------------------------------------
 
     def read(self, ref: ObjectRef) -> bytearray:
-        """Read an object that a record names. Raises: IntegrityError: missing or changed."""
+        """Read an object that a record names. Raises: MissingObjectError; IntegrityError: changed."""
         try:
             data = self._store.get(ref.key)
         except ObjectNotFoundError as error:
-            raise IntegrityError(
+            raise MissingObjectError(
                 f"{ref.key} is missing in the store, but a record names it",
                 hint="Restore it from a copy of the store; nothing can stand in for it",
             ) from error

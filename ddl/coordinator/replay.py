@@ -13,7 +13,15 @@ from ddl.coordinator.audit import Merge
 from ddl.coordinator.found import announcement
 from ddl.coordinator.gate import Passed, check_payload
 from ddl.coordinator.payloads import Base, Payloads
-from ddl.errors import ConfigError, IntegrityError, ObjectNotFoundError, ProtocolError, TaskError
+from ddl.core.keep import Promises
+from ddl.errors import (
+    ConfigError,
+    IntegrityError,
+    MissingObjectError,
+    ObjectNotFoundError,
+    ProtocolError,
+    TaskError,
+)
 from ddl.merge.choice import kernel_by_name
 from ddl.merge.kernel import Kernel
 from ddl.merge.step import Offer, merge_fragment
@@ -28,11 +36,13 @@ class Replayed(NamedTuple):
     Attributes:
         difference: what is not as the log says; `where` is the object it was seen in.
         skipped: why the step cannot be replayed at all.
+        is_let_go: that is what `[keep]` allows.
     """
 
     difference: str = ""
     where: str = ""
     skipped: str = ""
+    is_let_go: bool = False
 
 
 class Replay:
@@ -52,12 +62,8 @@ class Replay:
             if (parsed := self._keys.parse_contribution(info.key)) is not None:
                 self._contributions[HandinId(*parsed)].append(info.key)
 
-    def step(self, merge: Merge, *, promised: bool) -> Replayed:
-        """Merge one step again and compare.
-
-        Args:
-            promised: whether the run's settings say that its contributions are kept.
-        """
+    def step(self, merge: Merge, promises: Promises) -> Replayed:
+        """Merge one step again and compare; what it was made from may be gone if `promises` allow."""
         try:
             kernel = kernel_by_name(merge.kernel)
         except ConfigError as error:
@@ -65,12 +71,15 @@ class Replay:
         try:
             base = self._payloads.base(merge.step.fragment, merge.before)
         except IntegrityError as error:  # told by the check of objects, if it should be there
-            return Replayed(skipped=error.args[0])
+            before = merge.version - 1
+            is_gone = isinstance(error, MissingObjectError)
+            is_let_go = is_gone and not promises.hold(before, before)
+            return Replayed(skipped=error.args[0], is_let_go=is_let_go)
         passed = []
         for receipt in merge.receipts:
             found = self._contribution(receipt, kernel)
             if isinstance(found, Replayed):
-                if found.skipped and promised:
+                if found.is_let_go and promises.hold_contributions(merge.version):
                     where = self._keys.commit(merge.seq)
                     return Replayed(difference=f"{found.skipped}, but all are kept", where=where)
                 return found
@@ -80,7 +89,7 @@ class Replay:
     def _contribution(self, receipt: Receipt, kernel: Kernel) -> Passed | Replayed:
         keys = self._contributions.get(receipt.id, [])
         if not keys:
-            return Replayed(skipped=f"contribution {receipt.id} is not kept")
+            return Replayed(skipped=f"contribution {receipt.id} is not kept", is_let_go=True)
         if len(keys) > 1:
             return Replayed(difference=f"{len(keys)} payloads say that they are it", where=keys[0])
         (key,) = keys
@@ -88,7 +97,7 @@ class Replay:
             data = self._store.get(key)
             handin = announcement(key, data)
         except ObjectNotFoundError:
-            return Replayed(skipped=f"contribution {receipt.id} is not kept")
+            return Replayed(skipped=f"contribution {receipt.id} is not kept", is_let_go=True)
         except (IntegrityError, ProtocolError) as error:
             return Replayed(difference=error.args[0], where=key)
         if self._keys.contribution(*receipt.id, handin.payload.sha256) != key:

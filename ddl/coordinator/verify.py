@@ -28,13 +28,17 @@ class Skipped(Record, frozen=True, kw_only=True):
 
 
 class ReplayResult(Record, frozen=True, kw_only=True):
-    """Steps that gave the same bytes again, and those that could not be tried."""
+    """Steps that gave the same bytes again, and those that could not be tried.
+
+    `num_not_kept`: those of `num_skipped` of which `[keep]` let go what they were made from.
+    """
 
     num_steps: int
     num_equal: int
     num_skipped: int
+    num_not_kept: int
     skipped: tuple[Skipped, ...]
-    """The first of them."""
+    """The first of all others that could not be tried."""
 
 
 class Verification(Record, frozen=True, kw_only=True):
@@ -173,11 +177,13 @@ def _is_promised(audit: Audit, named: Named) -> bool:
 def _replay(store: Store, audit: Audit, report: Report, tick: Tick) -> ReplayResult:
     replay = Replay(store, audit.run)
     skipped: list[Skipped] = []
-    equal = 0
+    equal = num_not_kept = 0
     for done, merge in enumerate(audit.merges, 1):
-        outcome = replay.step(merge, promised=audit.log.promises.hold_contributions(merge.version))
+        outcome = replay.step(merge, audit.log.promises)
         if outcome.difference:
             report(outcome.where, f"{outcome.difference} (record {merge.seq})")
+        elif outcome.is_let_go:
+            num_not_kept += 1
         elif outcome.skipped:
             skipped.append(Skipped(seq=merge.seq, why=outcome.skipped))
         else:
@@ -186,6 +192,7 @@ def _replay(store: Store, audit: Audit, report: Report, tick: Tick) -> ReplayRes
     return ReplayResult(
         num_steps=len(audit.merges),
         num_equal=equal,
-        num_skipped=len(skipped),
+        num_skipped=num_not_kept + len(skipped),
+        num_not_kept=num_not_kept,
         skipped=tuple(skipped[:DIFFERENCES_TOLD]),
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import islice
+
 import msgspec
 
 from ddl.config import KeepSettings
@@ -64,6 +66,24 @@ class Promises(msgspec.Struct):
             if not keeps(one.keep, newest=one.newest, first=first, last=min(last, one.newest)):
                 return one
         return None
+
+    def why_gone(self, version: int) -> str:
+        """Why a global version, up to the newest, may be gone; empty if it must still be there."""
+        let_go = self.let_go(version, version)
+        if let_go is None:
+            return ""
+        keep, is_past = let_go.keep, let_go is not self.made[-1]
+        return (
+            f"version {version} is not kept: keep.versions = {keep.versions} and keep.every = "
+            f"{keep.every}, and the newest version {'was' if is_past else 'is'} {let_go.newest}"
+        )
+
+    def nearest(self, version: int) -> tuple[int, ...]:
+        """The kept global versions next to one that is not: the one before, and the one after."""
+        newest = self.made[-1].newest
+        before = (v for v in range(version - 1, -1, -1) if self.hold(v, v))
+        after = (v for v in range(version + 1, newest + 1) if self.hold(v, v))
+        return (*islice(before, 1), *islice(after, 1))
 
     def hold(self, first: int, last: int) -> bool:
         """Whether an object of the global versions `first` to `last` must still be there."""

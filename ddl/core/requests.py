@@ -134,11 +134,6 @@ def no_way_back(version: int, log: LogState) -> str:
         return f"there is no version {version}: the run's versions are 0 to {newest}"
     if version == newest:
         return f"version {version} is the newest one"
-    let_go = log.promises.let_go(version, version)
-    if version >= log.vitals.healthy_version or let_go is None:
+    if version >= log.vitals.healthy_version:
         return ""
-    keep, is_past = let_go.keep, let_go is not log.promises.made[-1]
-    return (
-        f"version {version} is not kept: keep.versions = {keep.versions} and keep.every = {keep.every}"
-        f", and the newest version {'was' if is_past else 'is'} {let_go.newest}"
-    )
+    return log.promises.why_gone(version)

@@ -133,6 +133,7 @@ def test_a_whole_run_verifies_and_replays(past: Past, ddl: Ddl) -> None:
         "num_steps": COMMITS,
         "num_equal": COMMITS,
         "num_skipped": 0,
+        "num_not_kept": 0,
         "skipped": [],
     }
     text = ddl("verify", (past.folder / "store" / RUN).as_uri())
@@ -246,6 +247,48 @@ def test_what_is_not_kept_may_be_gone(store: LocalStore) -> None:
     assert wrong(store) == [(key, "it is missing") for key in needed]
 
 
+@pytest.mark.parametrize("command", ["export", "evaluate", "fork"])
+def test_a_version_that_is_not_kept_is_no_damage(
+    past: Past, store: LocalStore, tmp_path: Path, ddl: Ddl, command: str
+) -> None:
+    """It is refused by the rule, with the kept versions next to it; one that is kept and missing is
+    lost."""
+    given = {
+        "export": ["--out", str(tmp_path / "out")],
+        "evaluate": ["--task", str(past.folder / "task.py")],
+        "fork": ["--as", "young"],
+    }[command]
+    history = History(store, RUN)
+    run = history.existing_run()
+    two = history.fold_to(run, 2)
+    fragment = next(p for p, head in enumerate(two.fragments) if head.version)
+    store.delete([two.fragments[fragment].published.key])
+    told = ddl(command, f"{store.url}/{RUN}", "--at", "2", *given)
+    assert told.code == 4, told
+    assert "version 2 is not kept: keep.versions = 3 and keep.every = 50" in told.err
+    assert "The nearest that are kept: 0 and 4" in told.err
+    store.delete([history.fold(run).fragments[fragment].published.key])
+    told = ddl(command, f"{store.url}/{RUN}", *given)
+    assert (told.code, "is missing in the store" in told.err) == (6, True), told
+
+
+def test_replay_says_once_how_many_steps_are_not_kept(store: LocalStore, ddl: Ddl) -> None:
+    """One line for all steps of which the settings let go what they were made from."""
+    history = History(store, RUN)
+    run = history.existing_run()
+    gone = [
+        head.published.key
+        for version in (1, 2)
+        for head in history.fold_to(run, version).fragments
+        if head.version
+    ]
+    store.delete(set(gone))
+    told = ddl("verify", f"{store.url}/{RUN}", "--replay")
+    assert told.code == 0, told
+    assert "    2 steps not replayed: what they were made from is not kept\n" in told.out
+    assert told.out.count("not replayed") == 1
+
+
 def test_replay_says_what_it_cannot_do(store: LocalStore) -> None:
     """A missing contribution is a difference, since all are to be kept; a base that may be gone
     is a reason."""
@@ -257,7 +300,7 @@ def test_replay_says_what_it_cannot_do(store: LocalStore) -> None:
     assert replay is not None
     # the step to version 1 can be done again, from version 0; the one from it cannot
     assert (replay.num_equal, replay.num_skipped) == (COMMITS - 1, 1)
-    assert "missing" in replay.skipped[0].why
+    assert (replay.num_not_kept, replay.skipped) == (1, ())
     store.delete([first_key(store, KEYS.contributions + "b/")])
     ((where, what),) = wrong(store, replay=True)
     assert where.startswith(KEYS.commits)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ddl.errors import RegistryError
+from ddl.names import counted
 from ddl_cli.exits import Exit
 from ddl_cli.resolve import Place, RedisOption, RunArgument, StoreOption, resolve
 from ddl_cli.units import short_number
@@ -66,14 +67,16 @@ def text(found: Verification) -> str:
         replay = found.replay
         lines.append(f"  replay       {replay.num_equal} of {replay.num_steps} steps, same bytes")
         lines += [f"    record {row.seq} not replayed: {row.why}" for row in replay.skipped]
-        if replay.num_skipped > len(replay.skipped):
-            lines.append(f"    and {replay.num_skipped - len(replay.skipped)} more not replayed")
+        further = replay.num_skipped - replay.num_not_kept - len(replay.skipped)
+        if further:
+            lines.append(f"    and {further} more not replayed")
+        if replay.num_not_kept:
+            steps = counted(replay.num_not_kept, "step")
+            lines.append(f"    {steps} not replayed: what they were made from is not kept")
     lines += [f"  WRONG  {row.where}: {row.what}" for row in found.differences]
     if found.num_differences > len(found.differences):
         lines.append(f"  and {found.num_differences - len(found.differences)} more differences")
-    differences = (
-        "1 difference" if found.num_differences == 1 else f"{found.num_differences} differences"
-    )
+    differences = counted(found.num_differences, "difference")
     lines.append(differences if found.num_differences else "everything is as the log says")
     return "\n".join(lines)
 
