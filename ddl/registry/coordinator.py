@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from ddl.errors import ProtocolError
 from ddl.protocol.keys import RUNS, handin_field
 from ddl.protocol.records import (
     FragmentState,
@@ -148,17 +149,21 @@ class RedisCoordinator(RedisRun):
         keys = [k.run, k.head, k.learners, k.beats, k.handins, k.requests, k.answers, k.units]
         now, boot, head, *hashes = self._server.run("poll", keys)
         learners, beats, handins, requests, answers, units = hashes
-        shown = optional(head, Head, what=f"Redis key {k.head}")
         broken: list[str] = []
+        shown = None
+        try:
+            shown = optional(head, Head, what=f"Redis key {k.head}")
+        except ProtocolError as error:  # as if it were lost
+            broken.append(str(error))
         return Poll(
             now=float(now),
             learners=table(learners, LearnerRecord, k.learners, broken),
-            beats=instants(beats),
+            beats=instants(beats, k.beats, broken),
             handins=table(handins, Handin, k.handins, broken),
             requests=tuple(table(requests, Request, k.requests, broken).values()),
             boot=boot.decode(),
             head_seq=shown.seq if shown else -1,
-            asked={field: int(seq) for field, seq in fields(answers)},
+            asked={field: int(seq) for field, seq in fields(answers) if seq.isdigit()},
             broken=tuple(broken),
             units=units_done(units),
         )

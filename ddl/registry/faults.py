@@ -87,12 +87,21 @@ _RIGHTS = _Fault(
     "Redis at {where} does not let this user do that: {detail}",
     "The user needs all commands on the keys ddl:*, scripts included",
 )
+_FOREIGN = _Fault(
+    RegistryUnavailableError,
+    "Redis at {where} holds something else in a key of ddl's: {detail}",
+    "Find out who wrote it, then remove all keys of the run, ddl:{RUN}:*, or take a database of "
+    "its own: the coordinator writes them anew from the log",
+)
 _REFUSED = _Fault(
     RegistryError,
     "Redis at {where} refused a command: {detail}",
     "ddl needs Redis 6.2 or newer, or Valkey",
 )
 _CLIENT = _Fault(RegistryError, "The Redis client failed while talking to {where}: {detail}", "")
+
+_UNREADABLE: Final = re.compile(r"user_script: ?\d+: (Expected|attempt to) ")
+"""What Lua says when a script of ours finds something that it did not write."""
 
 _BY_CODE: Final = {
     "OOM": _FULL,
@@ -110,6 +119,7 @@ _BY_CODE: Final = {
     "NOAUTH": _CREDENTIALS,
     "WRONGPASS": _CREDENTIALS,
     "NOPERM": _RIGHTS,
+    "WRONGTYPE": _FOREIGN,
 }
 
 FAULTS: Final[dict[type[BaseException], _Fault]] = {
@@ -162,5 +172,7 @@ def _fault(error: BaseException) -> _Fault:
     if by_class is not _REFUSED:
         return by_class
     text = str(error)
+    if _UNREADABLE.search(text):
+        return _FOREIGN
     code = re.match(r"([A-Z]+) ", text) or re.search(r": -([A-Z]+) ", text)
     return _BY_CODE.get(code[1], by_class) if code else by_class

@@ -55,7 +55,7 @@ class RedisReader(RedisRun):
             fragments=tuple(sorted(states, key=lambda state: state.fragment)),
             rounds=open_rounds(rounds, k.rounds),
             learners=table(learners, LearnerRecord, k.learners, broken),
-            beats=instants(beats),
+            beats=instants(beats, k.beats, broken),
             handins=table(handins, Handin, k.handins, broken),
             receipts=table(receipts, Receipt, k.receipts, broken),
             facts=tuple(rows(facts[::-1], Fact, what=f"Redis key {k.events}")),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import TypeVar
 
 import msgspec
@@ -72,7 +74,7 @@ def table(raw: Sequence[bytes], kind: type[T], key: str, broken: list[str]) -> d
 
     One learner of another version must not blind the coordinator to all others.
     """
-    names = [name.decode() for name in raw[::2]]
+    names = [_text(name) for name in raw[::2]]
     at_once = parse_all(raw[1::2], kind)
     if at_once is not None:
         return dict(zip(names, at_once, strict=True))
@@ -91,12 +93,24 @@ def rows(raw: Sequence[bytes], kind: type[T], *, what: str) -> list[T]:
     return [parse(row, kind, what=what) for row in raw] if at_once is None else at_once
 
 
-def instants(raw: Sequence[bytes]) -> dict[str, float]:
-    """Read a hash of instants, in seconds of Redis time."""
-    return {field: float(value) for field, value in fields(raw)}
+def instants(raw: Sequence[bytes], key: str, broken: list[str]) -> dict[str, float]:
+    """Read the hash `key` of instants, in seconds of Redis time; as `table` what is none."""
+    found: dict[str, float] = {}
+    for field, value in fields(raw):
+        with suppress(ValueError):
+            found[field] = float(value)
+        if not math.isfinite(found.get(field, math.nan)):
+            found.pop(field, None)
+            broken.append(f"Redis key {key}, field {field} is no instant: {value[:40]!r}")
+    return found
 
 
 def fields(raw: Sequence[bytes]) -> Iterator[tuple[str, bytes]]:
     """Fields of a hash that came as a flat list of names and values."""
     for name, value in zip(raw[::2], raw[1::2], strict=True):
-        yield name.decode(), value
+        yield _text(name), value
+
+
+def _text(name: bytes) -> str:
+    """A field's name; one that is not ours may be of any bytes."""
+    return name.decode(errors="backslashreplace")

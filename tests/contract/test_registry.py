@@ -349,6 +349,28 @@ def test_a_field_of_another_version_hides_only_itself(joined: Sides) -> None:
         assert KEYS.learners in seen.broken[0]
 
 
+@pytest.mark.parametrize("value", ["soon", "inf", "nan", "x" * 100_000])
+def test_a_beat_that_is_no_instant_hides_only_itself(joined: Sides, value: str) -> None:
+    """It is named, in short; and bytes that are no text may name a field."""
+    with admin(joined.url) as client:
+        client.hset(KEYS.beats, "bob", value)
+        client.hset(KEYS.beats, b"\xff", "12.5")
+    for seen in (joined.coordinator.poll(), joined.reader.view()):
+        assert list(seen.beats) == ["ada", "\\xff"]
+        assert len(seen.broken) == 1
+        assert f"{KEYS.beats}, field bob" in seen.broken[0]
+        assert len(seen.broken[0]) < 120
+
+
+def test_a_head_that_cannot_be_read_counts_as_lost(joined: Sides) -> None:
+    """So the coordinator writes the run anew, in place of ending."""
+    with admin(joined.url) as client:
+        client.set(KEYS.head, "rubbish")
+    poll = joined.coordinator.poll()
+    assert poll.head_seq == -1
+    assert KEYS.head in poll.broken[0]
+
+
 # ---- learners -----------------------------------------------------------------------------------
 
 

@@ -62,7 +62,7 @@ def test_no_exception_of_the_client_is_unmapped(kind: type[BaseException]) -> No
         ("OOM command not allowed", RegistryFullError, "Redis is out of memory"),
         ("NOPERM this user has no permissions", RegistryError, "does not let this user"),
         ("ERR unknown command 'EVAL'", RegistryError, "refused a command"),
-        ("WRONGTYPE Operation against a key", RegistryError, "refused a command"),
+        ("WRONGTYPE Operation against a key", RegistryUnavailableError, "holds something else"),
         ("", RegistryError, "refused a command"),
     ],
 )
@@ -75,6 +75,22 @@ def test_the_code_of_an_answer_tells_what_is_wrong(
         error = translate(redis_errors.ResponseError(each), WHERE)
         assert type(error) is kind
         assert words in str(error)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "user_script:87: Expected value but found invalid token at character 1 script: on @user_script:87.",
+        "user_script:88: attempt to index local 'held' (a number value) script: on @user_script:88.",
+        "Error running script (call to f_0): @user_script:30: user_script: 30: Expected colon but found",
+    ],
+)
+def test_what_a_script_cannot_read_is_not_the_fault_of_the_server(text: str) -> None:
+    """It may be removed at any time: learners train on, and people are told what to do."""
+    error = translate(redis_errors.ResponseError(text), WHERE)
+    assert type(error) is RegistryUnavailableError
+    assert "holds something else" in str(error)
+    assert "ddl:{RUN}:*" in error.hint
 
 
 def test_a_wrong_password_is_a_matter_of_the_address() -> None:
