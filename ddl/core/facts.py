@@ -36,7 +36,9 @@ def learner_joined(record: LearnerRecord) -> Say:
 
 def learner_changed(member: Member, before: str) -> Say:
     """The fact is called after the new state: `learner.suspect`."""
-    sentence = f"{member.id} is {member.state} (was {before})"
+    sentence = f"{member.id} left" if member.state == "left" else f"{member.id} is {member.state}"
+    if before != "joining":  # where each begins for a coordinator that has just started
+        sentence += f" (was {before})"
     if member.record.error:
         sentence += f": {member.record.error}"
     return Say(f"learner.{member.state}", sentence, {"learner": member.id}, at=member.since_at)
