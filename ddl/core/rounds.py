@@ -194,18 +194,19 @@ def close_decision(
     if now >= round_.deadline_at:
         if ready >= quorum:
             return Decision("close", f"deadline; not in: {_some(awaited)}")
-        return Decision("extend", _below_quorum(quorum, live, ready))
+        return Decision("extend", _below_quorum(quorum, live, ready, coming))
     if ready < quorum:
-        return Decision("wait", _below_quorum(quorum, live, ready))
+        return Decision("wait", _below_quorum(quorum, live, ready, coming))
     return Decision("wait", f"quorum of {quorum} reached; waiting for {_some(awaited)}")
 
 
-def _below_quorum(quorum: int, live: int, ready: int) -> str:
+def _below_quorum(quorum: int, live: int, ready: int, coming: int) -> str:
     needs = f"needs {counted(quorum, 'contribution')}"
+    so_far = f"{ready} in, {coming} being fetched" if coming else f"{ready} in"
     if live < quorum:
         able = f"only {counted(live, 'learner')}" if live else "no learner"
-        return f"{needs}, but {able} can hand in now ({ready} in)"
-    return f"{needs}, {ready} in"
+        return f"{needs}, but {able} can hand in now ({so_far})"
+    return f"{needs}, {so_far}"
 
 
 def _some(names: Sequence[str]) -> str:
