@@ -91,6 +91,15 @@ class History:
             )
         return run
 
+    def check_not_removed(self, run: RunRecord) -> None:
+        """See that record 0 still is `run`. Raises: RefusedError: somebody removed the run."""
+        try:
+            there = self.run_record()
+        except RefusedError:  # the note stands in its place
+            there = None
+        if there is None or there.lineage != run.lineage:
+            raise RefusedError(f"run {run.name!r} was removed from {self._store.url}")
+
     def read(self, seq: int) -> Entry | None:
         """Record `seq` >= 1, or None if it is not written yet. Raises: ProtocolError."""
         key = self._keys.commit(seq)

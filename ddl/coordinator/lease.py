@@ -102,6 +102,7 @@ class LeaseKeeper:
         self._changed = threading.Condition()
         self._over = False
         self._doubt = ""
+        self._is_silent = False
         self._thread = threading.Thread(target=self._keep, name="lease", daemon=True)
 
     def start(self) -> None:
@@ -123,6 +124,10 @@ class LeaseKeeper:
         with contextlib.suppress(RegistryError):  # it runs out by itself
             self._registry.release_lease(self.lease)
             self._show("lease.released", f"{self.lease.holder} coordinates no more")
+
+    def silence(self) -> None:
+        """Show nothing more: the run was removed, and Redis is to stay free of it."""
+        self._is_silent = True
 
     def set_length(self, ttl_s: float) -> None:
         """Use another length from the next renewal on."""
@@ -199,6 +204,8 @@ class LeaseKeeper:
 
     def _show(self, name: str, text: str) -> None:
         """Put it where those look who wonder what has become of the coordinator."""
+        if self._is_silent:
+            return
         with contextlib.suppress(RegistryError):  # it stands in the log, too
             self._registry.tell([Fact(at=self._registry.now(), name=name, text=text)])
 

@@ -15,6 +15,7 @@ to mend comes through it too, and ends the service.
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 from collections.abc import Callable, Iterator
@@ -35,7 +36,14 @@ from ddl.core import events as e
 from ddl.core.log import START
 from ddl.core.machine import Machine
 from ddl.core.retire import Horizon
-from ddl.errors import DdlError, LeaseLostError, StoreError, StoreUnavailableError
+from ddl.errors import (
+    DdlError,
+    IntegrityError,
+    LeaseLostError,
+    RefusedError,
+    StoreError,
+    StoreUnavailableError,
+)
 from ddl.journal import Journal, Troubles
 from ddl.names import counted
 from ddl.protocol.records import FATES, Fact, Handin, LogRecord, Request, RunRecord
@@ -62,7 +70,12 @@ T = TypeVar("T")
 Outcome = Literal["finished", "asked"]
 """Why a service ended well: the run is over, or somebody asked this process to end."""
 
-Message = e.Event | Polled | Unreachable | BaseException | None
+
+class StillThere:
+    """Redis has lost the run, and the store has not, as far as anybody can tell."""
+
+
+Message = e.Event | Polled | Unreachable | StillThere | BaseException | None
 """What comes through the inbox; None asks to end."""
 
 
@@ -125,6 +138,8 @@ class Service:
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="write")
         self._sweeper = ThreadPoolExecutor(1, thread_name_prefix="sweep")
         self._sweeping = False
+        self._is_in_question = False
+        self._is_removed = False
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="watch")
         self._outcome: Outcome | None = None
         self._why = ""
@@ -135,7 +150,7 @@ class Service:
     def run(self) -> Outcome:
         """Coordinate until the run is over or `end` is called.
 
-        Raises: LeaseLostError, IntegrityError, ProtocolError.
+        Raises: LeaseLostError; RefusedError: somebody removed the run; IntegrityError, ProtocolError.
         """
         why = "interrupted"
         try:
@@ -214,6 +229,12 @@ class Service:
             case Unreachable(error):
                 self._mirror.reachable = False
                 self._journal.on_change("redis", "redis.unreachable", f"{error}; trying again")
+            case StillThere():
+                self._is_in_question = False
+                self._journal.tell(
+                    "redis.lost", "Redis has lost the run; writing it anew from the log"
+                )
+                self._look_for_contributions()
             case Polled():
                 yield from self._on_polled(message)
             case _:
@@ -228,8 +249,8 @@ class Service:
             self._say("clock.jumped", f"the clock of Redis moved by {jump_s:+.1f} s", {})
             yield e.ClockJumped(jump_s)
         if self._mirror.notice_loss(polled.poll, asked_at=polled.asked_at):
-            self._journal.tell("redis.lost", "Redis has lost the run; writing it anew from the log")
-            self._look_for_contributions()
+            self._is_in_question = True
+            self._submit(self._fetchers, self._see_that_it_is_there)
         for sentence in polled.poll.broken:
             self._journal.on_change(sentence, "redis.unreadable", sentence)
         yield from self._news.events(polled.poll)
@@ -336,7 +357,8 @@ class Service:
             for fate in FATES
         }
         fates = ", ".join(f"{n:,} {fate.replace('_', ' ')}" for fate, n in ledger.items() if n)
-        further = "" if self._outcome == "finished" else "; start a coordinator to go on with it"
+        is_over = self._outcome == "finished" or self._is_removed
+        further = "" if is_over else "; start a coordinator to go on with it"
         self._journal.tell(
             "coordinator.ended",
             f"{why}. {self._run.name} stands at version {log.global_version}, record {log.seq}; "
@@ -348,6 +370,8 @@ class Service:
         )
 
     def _flush(self) -> None:
+        if self._is_in_question:  # a run that was removed is not to appear again
+            return
         error = self._mirror.flush()
         self._flushed_at = self._clock.monotonic()
         if error is not None:
@@ -370,6 +394,20 @@ class Service:
     def _fetch(self, handin: Handin) -> None:
         self._inbox.put(self._syncer.fetch(handin))
 
+    def _see_that_it_is_there(self) -> None:
+        self._check_not_removed()
+        self._inbox.put(StillThere())
+
+    def _check_not_removed(self) -> None:
+        """Raises: RefusedError; not while the store does not answer: an outage removes no run."""
+        try:
+            with contextlib.suppress(StoreError):
+                self._history.check_not_removed(self._run)
+        except RefusedError:
+            self._is_removed = True
+            self._keeper.silence()
+            raise
+
     def _look_for_contributions(self) -> None:
         accounts = self._machine.log.accounts.items()
         receipted = {field: account.last.seq for field, account in accounts}
@@ -382,7 +420,11 @@ class Service:
             self._inbox.put(e.Announced(handin))
 
     def _merge(self, command: e.Merge) -> None:
-        event = self._until_stored(lambda: self._syncer.merge(command))
+        try:
+            event = self._until_stored(lambda: self._syncer.merge(command))
+        except IntegrityError:
+            self._check_not_removed()
+            raise
         if event is not None:
             self._keeper.store_wrote()
             self._inbox.put(event)
@@ -412,6 +454,9 @@ class Service:
     def _sweep(self, horizon: Horizon) -> None:
         try:
             sweep(self._store, self._run, horizon, check=self._check_closing)
+        except (RefusedError, IntegrityError):
+            self._check_not_removed()
+            raise
         except StoreError as error:  # tried again by the next one
             self._journal.on_change("sweep", "sweep.failed", str(error))
         else:

@@ -11,7 +11,7 @@ from typing import Final
 
 from ddl.coordinator.history import History
 from ddl.core.retire import Horizon, Leftovers, Retirement, horizon
-from ddl.errors import ObjectNotFoundError, ProtocolError
+from ddl.errors import IntegrityError, ObjectNotFoundError, ProtocolError
 from ddl.protocol import wire
 from ddl.protocol.keys import ObjectKeys
 from ddl.protocol.records import HandinId, Record, RunRecord
@@ -60,7 +60,8 @@ def sweep(
         afresh: judge everything from the beginning of the log, since the settings may have let go
             what they kept for good.
         check: called now and then; what it raises breaks the sweep off, to no harm.
-    Raises: StoreError: what is left is removed by the next sweep; ProtocolError.
+    Raises: StoreError: what is left is removed by the next sweep; RefusedError: the run was removed;
+        IntegrityError: a record is missing; ProtocolError.
     """
     return _Sweep(store, run, horizon, check).run(afresh=afresh, dry_run=dry_run)
 
@@ -134,7 +135,13 @@ class _Sweep:
         while retirement.seq < self._horizon.seq:
             self._check()
             entry = history.read(retirement.seq + 1)
-            assert entry is not None, "records are never removed"
+            if entry is None:
+                history.check_not_removed(self._run)
+                key = self._keys.commit(retirement.seq + 1)
+                raise IntegrityError(
+                    f"{key} is missing, but record {self._horizon.seq} is there",
+                    hint="Restore it from a copy of the store",
+                )
             places += retirement.follow(entry.record)
         return places
 

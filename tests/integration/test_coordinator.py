@@ -21,12 +21,13 @@ from ddl.errors import (
     StoreUnavailableError,
     TaskError,
 )
-from ddl.protocol.keys import ObjectKeys, RegistryKeys
+from ddl.protocol.keys import RUNS, ObjectKeys, RegistryKeys
 from ddl.protocol.records import HandinId, Lease, Request
 from ddl.registry.base import LeaseReply, Poll
 from ddl.registry.coordinator import RedisCoordinator
 from ddl.registry.reader import RedisReader
 from ddl.store.local import LocalStore
+from tests.commands import Ddl
 from tests.coordinating import (
     RUN,
     Running,
@@ -260,6 +261,22 @@ def test_redis_that_failed_over_to_a_copy_that_lagged_is_written_anew(
         eventually(lambda: "redis.lost" in coordinator.log.getvalue(), what="the loss")
         learner.contribute(3)
         assert coordinator.wait() == "finished"
+
+
+def test_a_run_that_is_removed_under_its_coordinator_stays_removed(
+    toml: Path, store: LocalStore, join: Join, redis_url: str, ddl: Ddl
+) -> None:
+    """`ddl rm --force`: the coordinator says so and ends; neither Redis nor the store has the run again."""
+    with running(options(toml)) as coordinator, admin(redis_url) as client:
+        join().contribute(1)
+        assert ddl("rm", f"{redis_url}?run={RUN}", "--yes", "--force").code == 0
+        with pytest.raises(RefusedError, match=f"run '{RUN}' was removed from {store.url}"):
+            coordinator.wait()
+        assert "redis.lost" not in coordinator.log.getvalue()
+        assert "start a coordinator" not in coordinator.log.getvalue()
+        assert client.hget(RUNS, RUN) is None
+        assert not client.exists(*RegistryKeys(RUN).all())
+    assert History(store, RUN).run_record() is None
 
 
 class ShiftingRedis(RedisCoordinator):
