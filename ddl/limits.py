@@ -15,6 +15,10 @@ if TYPE_CHECKING:
 STALENESS_LIMIT: Final = 30
 """Highest `round.staleness_max`: the log remembers the digests of so many versions."""
 
+LONGEST_S: Final = 365 * 24 * 3600
+"""More seconds than anybody waits. Far beyond, the waits of the operating system and of Redis
+overflow, and a run whose log says so cannot be coordinated any more."""
+
 Limit = Callable[[Any], str]
 
 
@@ -35,6 +39,12 @@ def _between(low: float, high: float) -> Limit:
     return lambda value: "" if low <= value <= high else f"at least {low:g} and at most {high:g}"
 
 
+def _seconds(least: float) -> Limit:
+    return lambda value: (
+        "" if least <= value <= LONGEST_S else f"from {least:g} s to a year ({LONGEST_S:,} s)"
+    )
+
+
 def _below(low: float, high: float) -> Limit:
     return lambda value: "" if low <= value < high else f"at least {low:g} and below {high:g}"
 
@@ -48,7 +58,7 @@ LIMITS: Final[Mapping[str, Limit]] = {
     "round.in_flight": _at_least(1),
     "round.quorum": _at_least(1),
     "round.grace_ratio": _below(0.0, 1.0),
-    "round.deadline_s": _at_least(0),
+    "round.deadline_s": _seconds(0),
     "round.staleness_max": _between(0, STALENESS_LIMIT),
     "round.staleness_decay": _between(0.0, 1.0),
     "adopt.alpha": _between(0.0, 1.0),
@@ -57,10 +67,12 @@ LIMITS: Final[Mapping[str, Limit]] = {
     "gate.norm_factor": _above(1.0),
     "gate.calm_rounds": _at_least(0),
     "gate.refusals_max": _at_least(1),
-    **{
-        f"liveness.{name}": _above(0.0)
-        for name in ("beat_s", "suspect_s", "gone_s", "lease_s", "max_offline_s", "drain_s")
-    },
+    "liveness.beat_s": _seconds(0.01),
+    "liveness.suspect_s": _seconds(0.01),
+    "liveness.gone_s": _seconds(0.01),
+    "liveness.lease_s": _seconds(1),  # with less than a round trip none could ever be held
+    "liveness.max_offline_s": _seconds(0.01),
+    "liveness.drain_s": _seconds(0.01),
     "health.loss_jump_ratio": _above(0.0),
     "health.bad_rounds": _at_least(1),
     "stop.tokens": _at_least(0),

@@ -193,7 +193,7 @@ def test_all_mistakes_are_told_at_once(tmp_path: Path) -> None:
         f"  {file}: unknown table [stor]. Did you mean [store]?",
         "  environment DDL_KEEP_VERSIONS: keep.versions = 'none': must be a whole number",
         f"  {file}: round.quorum = 0: must be at least 1",
-        "  flag: liveness.gone_s = -1.0: must be a finite number above 0",
+        "  flag: liveness.gone_s = -1.0: must be from 0.01 s to a year (31,536,000 s)",
     ]
 
 
@@ -211,8 +211,12 @@ def test_every_limit_is_one_of_a_setting() -> None:
     [
         ("round.quorum", "0", "round.quorum = 0: must be at least 1"),
         ("round.every_steps", "0", "must be at least 1"),
-        ("round.deadline_s", "-1", "must be at least 0"),
-        ("round.deadline_s", "inf", "must be finite"),
+        ("round.deadline_s", "-1", "must be from 0 s to a year (31,536,000 s)"),
+        ("round.deadline_s", "inf", "must be from 0 s to a year"),
+        ("liveness.beat_s", "1e-9", "must be from 0.01 s to a year"),
+        ("liveness.lease_s", "0.9", "must be from 1 s to a year"),
+        ("liveness.lease_s", "1e300", "must be from 1 s to a year"),
+        ("liveness.max_offline_s", "nan", "must be from 0.01 s to a year"),
         ("round.grace_ratio", "1", "must be at least 0 and below 1"),
         ("round.staleness_decay", "1.1", "must be at least 0 and at most 1"),
         ("round.staleness_max", "31", "must be at least 0 and at most 30"),
