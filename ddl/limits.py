@@ -45,6 +45,10 @@ def _seconds(least: float) -> Limit:
     )
 
 
+def _above_to(bound: float, high: float) -> Limit:
+    return lambda value: "" if bound < value <= high else f"above {bound:g} and at most {high:g}"
+
+
 def _below(low: float, high: float) -> Limit:
     return lambda value: "" if low <= value < high else f"at least {low:g} and below {high:g}"
 
@@ -62,7 +66,7 @@ LIMITS: Final[Mapping[str, Limit]] = {
     "round.staleness_max": _between(0, STALENESS_LIMIT),
     "round.staleness_decay": _between(0.0, 1.0),
     "adopt.alpha": _between(0.0, 1.0),
-    "outer.lr": _above(0.0),
+    "outer.lr": _above_to(0.0, 1000.0),  # far beyond, every merge overflows
     "outer.momentum": _below(0.0, 1.0),
     "gate.norm_factor": _above(1.0),
     "gate.calm_rounds": _at_least(0),

@@ -159,7 +159,7 @@ TABLE = {
     ),
     "settings that cannot work": (
         2,
-        "outer.lr = 0.0: must be a finite number above 0",
+        "outer.lr = 0.0: must be above 0 and at most 1000",
         [
             "status {bad}",
             "export {bad} --out {out}",
