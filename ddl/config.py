@@ -23,7 +23,7 @@ import msgspec
 
 from ddl.errors import ConfigError
 from ddl.limits import LIMITS, conflicts
-from ddl.names import check_run_name
+from ddl.names import check_run_name, read_count
 
 Scalar = bool | int | float | str
 
@@ -378,7 +378,8 @@ def _read_text(kind: Any, text: str) -> Any:
         if kind is bool:
             return {"true": True, "1": True, "false": False, "0": False}[text.lower()]
         if kind is int:
-            return int(text.replace("_", ""))
+            number = read_count(text)
+            return int(text) if number is None else number
         if kind is float:
             return float(text)
         if kind == dict[str, Scalar]:

@@ -4,11 +4,14 @@ numbers of things are."""
 from __future__ import annotations
 
 import re
+from decimal import Decimal
 
 from ddl.errors import ConfigError
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,47}")
 _LEARNER = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+_COUNT = re.compile(r"(\d+(?:\.\d+)?)\s*([kKmMgGbBtT]?)")
+_FACTORS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "b": 10**9, "t": 10**12}
 
 
 def check_run_name(name: str) -> str:
@@ -34,3 +37,12 @@ def check_learner_id(learner: str) -> str:
 def counted(num: int, noun: str) -> str:
     """`1 step`, `2 steps`, `1,000 steps`."""
     return f"{num:,} {noun}" if num == 1 else f"{num:,} {noun}s"
+
+
+def read_count(text: str) -> int | None:
+    """A whole number as people write it: 40M, 1.3B, 7000, 10_000; None if it is none."""
+    match = _COUNT.fullmatch(text.strip().replace("_", ""))
+    if match is None:
+        return None
+    number = Decimal(match[1]) * _FACTORS[match[2].lower()]
+    return int(number) if number == int(number) else None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import tomllib
 from collections.abc import Iterable
 from typing import Annotated
@@ -11,9 +10,7 @@ import typer
 
 from ddl.config import Scalar
 from ddl.errors import ConfigError
-
-_COUNT = re.compile(r"(\d+(?:\.\d+)?)\s*([kKmMgGbBtT]?)")
-_FACTORS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "b": 1e9, "t": 1e12}
+from ddl.names import read_count
 
 MetricsPortOption = Annotated[
     int | None,
@@ -52,8 +49,7 @@ def scalar(text: str) -> Scalar:
 
 def count(text: str, *, option: str) -> int:
     """A count as people write it: 124M, 1.3B, 7000. Raises: ConfigError: it is none, or below 1."""
-    match = _COUNT.fullmatch(text.strip())
-    number = float(match[1]) * _FACTORS[match[2].lower()] if match else 0.0
-    if number < 1:
+    number = read_count(text)
+    if number is None or number < 1:
         raise ConfigError(f"{option} {text!r} is not a count", hint="Use 124M, 1.3B or 7000000")
-    return round(number)
+    return number

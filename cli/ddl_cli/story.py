@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
+from ddl.core.chain import because
 from ddl.names import counted
 from ddl.protocol.records import (
     Fact,
@@ -57,6 +58,11 @@ class Sources(NamedTuple):
     facts: Sequence[Fact] = ()
     shown: RunSnapshot | None = None
     handins: Sequence[Handin] = ()
+
+    @property
+    def newest_version(self) -> int:
+        """The newest global version."""
+        return self.records[-1].global_version if self.records else 0
 
 
 # ---- a version ----------------------------------------------------------------------------------
@@ -278,8 +284,8 @@ def _work(receipt: Receipt) -> str:
 
 
 def _because(record: LogRecord) -> str:
-    why = f": {record.why}" if record.why else ""
-    return f"{why} ({record.who})" if record.who else why
+    words = because(record)
+    return f"{':' if record.why else ''} {words}" if words else ""
 
 
 def _some(names: Sequence[str]) -> str:

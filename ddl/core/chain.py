@@ -57,7 +57,9 @@ def state_after(kind: RecordKind, state: RunState) -> RunState:
 
 def because(record: LogRecord) -> str:
     """Why a record was written, and by whom, for people; empty if it does not say."""
-    return f"{record.why} ({record.who})".strip() if record.who else record.why
+    if record.who and record.why:
+        return f"{record.why} ({record.who})"
+    return f"by {record.who}" if record.who else record.why
 
 
 def _check_moves(record: LogRecord, log: LogState) -> None:

@@ -184,7 +184,10 @@ def _store(shown: RunSnapshot) -> Iterator[Trouble]:
 
 
 def _learners(shown: RunSnapshot) -> Iterator[Trouble]:
+    is_over = shown.run.state == "stopped"
     for one in shown.learners:
+        if is_over and one.state in ("gone", "stalled"):  # nobody waits for it, and nothing is lost
+            continue
         yield from _learner(one)
 
 

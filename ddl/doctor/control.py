@@ -13,6 +13,7 @@ from ddl.clock import Clock
 from ddl.doctor.check import Check, fail, failed, ok, warn
 from ddl.doctor.sizes import size
 from ddl.errors import AddressError, RegistryError
+from ddl.names import counted
 from ddl.protocol.address import safe_url
 from ddl.registry.probe import read_info, read_save_rules, read_time, try_writes
 from ddl.registry.redis import RedisServer
@@ -155,10 +156,10 @@ def clients(info: Mapping[str, Any]) -> Check:
     if limit and limit - now < CONNECTIONS_MIN:
         return warn(
             name,
-            f"{limit - now} connections are left of maxclients {limit}",
+            f"{counted(limit - now, 'connection')} left of maxclients {limit}",
             "Raise maxclients: the coordinator takes about 5, each learner 3",
         )
-    return ok(name, f"{now} connections" + (f" of maxclients {limit}" if limit else ""))
+    return ok(name, counted(now, "connection") + (f" of maxclients {limit}" if limit else ""))
 
 
 def persistence(info: Mapping[str, Any], save_rules: str | None) -> Check:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from ddl import config
 from ddl.config import Scalar
 from ddl.errors import AddressError, ConfigError
 from ddl_cli.arguments import key_values, scalar
@@ -83,3 +84,16 @@ def test_a_password_is_never_shown() -> None:
     place = resolve("demo", redis="redis://user:secret@host:1/0", environment={})
     assert "secret" not in repr(place)
     assert "secret" not in repr(place.reader())
+
+
+def test_a_whole_number_may_be_typed_as_people_write_it() -> None:
+    """In a change of settings as on the command line; what is none by that is refused."""
+    typed = {"stop.tokens": "1.5B", "stop.commits": "40M", "round.quorum": "3"}
+    assert config.read_changes(typed) == {
+        "stop.tokens": 1_500_000_000,
+        "stop.commits": 40_000_000,
+        "round.quorum": 3,
+    }
+    for text in ("2.5", "1.2345k", "M", "40MB"):
+        with pytest.raises(ConfigError, match="must be a whole number"):
+            config.read_changes({"stop.commits": text})

@@ -94,7 +94,9 @@ def log(store: LocalStore) -> Log:
 
 
 def ddl(*words: str) -> Result:
-    return CliRunner().invoke(app, list(words), env={"DDL_REDIS": "", "DDL_STORE": "", "LC_ALL": "C"})
+    return CliRunner().invoke(
+        app, list(words), env={"DDL_REDIS": "", "DDL_STORE": "", "LC_ALL": "C"}
+    )
 
 
 def texts(lines: Iterator[Line]) -> list[str]:
@@ -225,6 +227,7 @@ def test_what_the_run_never_had_is_two(log: Log, store: LocalStore, words: tuple
     )
     assert run.returncode == 2
     assert words[1] in run.stderr
+    assert ("Its versions are 0 to 2" in run.stderr) == (words == ("version", "9"))
     assert run.stdout == ""
 
 

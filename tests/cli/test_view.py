@@ -11,7 +11,7 @@ import pytest
 from rich.text import Text
 
 from ddl.core.snapshot import snapshot
-from ddl.protocol.records import Health, RunSnapshot, ServiceView
+from ddl.protocol.records import Health, RunSnapshot, ServiceView, Trouble
 from ddl.protocol.wire import canonical
 from ddl_cli.view.curve import chart, curve
 from ddl_cli.view.head import done_ratio, summary
@@ -186,12 +186,13 @@ def test_from_the_store_alone_nobody_is_said_to_be_missing() -> None:
         shown,
         learners=(),
         rounds=(),
-        troubles=(),
+        troubles=(Trouble(name="run.held", alarm=True, what="the run is held", since_at=NOW),),
         coordinator=msgspec.structs.replace(shown.coordinator, known=False, lease_left_s=None),
         services={"redis": ServiceView(ok=False, asked=False), "store": ServiceView(ok=True)},
     )
     text = "\n".join(plain(printed(shown, Canvas())))
     assert "from the log in the store alone, whose newest record is of 2025-11-29" in text
+    assert "!! the run is held (since 2025-11-29 " in text
     assert "no Redis is named" in text
     assert "no coordinator" not in text
 

@@ -250,3 +250,15 @@ def test_alarms_come_first() -> None:
         )
     )
     assert [trouble.alarm for trouble in shown.troubles] == [True, False]
+
+
+def test_who_is_gone_from_a_run_that_is_over_is_no_trouble() -> None:
+    """There is nothing to start it again for; who ended with an error still has it."""
+    head = view().head
+    assert head is not None
+    over = msgspec.structs.replace(head, state="stopped")
+    gone = {"beats": {"anna": NOW - 0.2, "bert": NOW - 60.0}}
+    assert "learner.gone" in troubles(**gone)
+    assert troubles(head=over, **gone) == {}
+    failed = {"anna": learner("anna"), "bert": learner("bert", state="left", error="no disk")}
+    assert set(troubles(head=over, learners=failed)) == {"learner.failed"}

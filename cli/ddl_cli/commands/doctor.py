@@ -11,6 +11,7 @@ import msgspec
 import typer
 
 from ddl import __version__, config
+from ddl.names import counted
 from ddl.places import spool_root
 from ddl_cli.arguments import key_values
 from ddl_cli.exits import Exit
@@ -143,7 +144,9 @@ def _print(checks: Iterator[Check]) -> list[Check]:
         _line(console, check)
         made.append(check)
     counts = {status: sum(c.status == status for c in made) for status in _STYLES}
-    console.print(f"\n{counts['ok']} ok, {counts['warn']} warnings, {counts['fail']} failed")
+    console.print(
+        f"\n{counts['ok']} ok, {counted(counts['warn'], 'warning')}, {counts['fail']} failed"
+    )
     return made
 
 

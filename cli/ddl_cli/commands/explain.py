@@ -49,12 +49,13 @@ def explain(
     from ddl.protocol.wire import canonical
     from ddl_cli.story import Story
 
-    lines = tuple(sorted(_tell(kind, name, _sources(place)), key=_order))
+    sources = _sources(place)
+    lines = tuple(sorted(_tell(kind, name, sources), key=_order))
     if not lines:
-        raise ConfigError(
-            f"{place.run} has no {kind} {name!r}",
-            hint="`ddl events` and `ddl status` name those that there are",
-        )
+        hint = "`ddl events` and `ddl status` name those that there are"
+        if kind is Kind.VERSION:
+            hint = f"Its versions are 0 to {sources.newest_version}"
+        raise ConfigError(f"{place.run} has no {kind} {name!r}", hint=hint)
     if as_json:
         typer.echo(canonical(Story(run=place.run, subject=f"{kind} {name}", lines=lines)))
         return

@@ -38,6 +38,16 @@ def head(shown: RunSnapshot, canvas: Canvas, rates: Rates) -> list[Text]:
     return flow(_phrases(shown, canvas, rates), canvas)
 
 
+def present(shown: RunSnapshot) -> float | None:
+    """The present, where the snapshot is of it: a log alone is as old as its newest record."""
+    return shown.taken_at if shown.coordinator.known else None
+
+
+def date(at: float) -> str:
+    """An instant, where nobody knows how long ago it was."""
+    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(at))
+
+
 def done_ratio(shown: RunSnapshot) -> float | None:
     """Share of the run's stop budget that is used up, None without one."""
     run = shown.run
@@ -137,9 +147,9 @@ def _members(shown: RunSnapshot) -> Iterator[Text]:
 def _services(shown: RunSnapshot) -> Iterator[Text]:
     coordinator = shown.coordinator
     if not coordinator.known:
-        newest = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(shown.taken_at))
         yield Text(
-            f"from the log in the store alone, whose newest record is of {newest} UTC", "cyan"
+            f"from the log in the store alone, whose newest record is of {date(shown.taken_at)}",
+            "cyan",
         )
         if not shown.services["redis"].asked:
             yield Text("no Redis is named (--redis), so who is there now is not known", "dim")
@@ -235,9 +245,10 @@ def troubles(
     """
     lines = sentence(notice, canvas, mark="!! ", style="bold yellow") if notice else []
     told = list(_together(shown.troubles))
+    now = present(shown)
     for index, trouble in enumerate(told):
         mark, style = ("!! ", "bold red") if trouble.alarm else ("!  ", "yellow")
-        more = sentence(_words(trouble, shown.taken_at), canvas, mark=mark, style=style)
+        more = sentence(_words(trouble, now), canvas, mark=mark, style=style)
         is_last = index == len(told) - 1
         if room is not None and lines and len(lines) + len(more) > room - (not is_last):
             rest = f"!  and {len(told) - index} more (4 shows all)"
@@ -246,10 +257,12 @@ def troubles(
     return lines
 
 
-def _words(trouble: Trouble, now: float) -> str:
+def _words(trouble: Trouble, now: float | None) -> str:
     lasts = ""
-    if trouble.since_at is not None:
+    if trouble.since_at is not None and now is not None:
         lasts = f" ({short_time(now - trouble.since_at)})"
+    elif trouble.since_at is not None:
+        lasts = f" (since {date(trouble.since_at)})"
     cure = f". {trouble.cure[0].upper()}{trouble.cure[1:]}" if trouble.cure else ""
     return f"{trouble.what}{lasts}{cure}"
 

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from ddl.protocol.records import Fact, LearnerView, RunSnapshot
 from ddl_cli.view import events, learners, rounds
-from ddl_cli.view.head import head, loss_chart, troubles
+from ddl_cli.view.head import head, loss_chart, present, troubles
 from ddl_cli.view.look import KEYS, Look, Page
 from ddl_cli.view.text import GAP, Canvas, cropped, flow, sentence
 from ddl_cli.view.trail import Rates
@@ -38,7 +38,7 @@ def printed(shown: RunSnapshot, canvas: Canvas, *, notice: str = "") -> list[Tex
         troubles(shown, canvas, notice=notice),
         learners.table(learners.chosen(shown), shown, canvas) if shown.learners else [],
         rounds.lines(shown, canvas),
-        events.lines(shown.events, canvas, _now(shown), room=EVENTS_PRINTED),
+        events.lines(shown.events, canvas, present(shown), room=EVENTS_PRINTED),
     ]
     return _stacked(blocks)
 
@@ -64,7 +64,7 @@ class Frame(NamedTuple):
         return troubles(self.shown, self.canvas, notice=self.notice, room=room)
 
     def events(self, facts: Sequence[Fact], room: int) -> list[Text]:
-        now, top = _now(self.shown), self.look.top
+        now, top = present(self.shown), self.look.top
         return events.lines(facts, self.canvas, now, room=max(0, room), top=top)
 
     def closed_rounds(self, room: int) -> list[Text]:
@@ -76,11 +76,6 @@ def screenful(frame: Frame, height: int) -> list[Text]:
     room = height - 1
     lines = _PAGES[frame.look.page](frame, room)[:room]
     return [*lines, *(Text() for _ in range(room - len(lines))), _foot(frame.look, frame.canvas)]
-
-
-def _now(shown: RunSnapshot) -> float | None:
-    """The present, where the snapshot is of it: a log alone is as old as its newest record."""
-    return shown.taken_at if shown.coordinator.known else None
 
 
 def rows_of(shown: RunSnapshot, look: Look) -> list[LearnerView]:
