@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ddl.sim.learner import Learner
     from ddl.sim.world import World
 
-MEAN_GAP_S: Final = 1.0
+MEAN_GAP_S: Final = 1.25
 """Mean time between two faults."""
 
 REPLICA_S: Final = 1.5

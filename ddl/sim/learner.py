@@ -235,6 +235,8 @@ class Learner(Process):
 
     def _carry_out(self, plan: Plan) -> None:
         self._machine.begin(plan)
+        if not (plan.snapshots or plan.adoptions):
+            return
         for snapshot in plan.snapshots:
             self._snapshot(snapshot)
         for adoption in plan.adoptions:

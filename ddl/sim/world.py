@@ -50,16 +50,17 @@ LEARNERS: Final = ("ada", "ben", "cyd", "dot", "eve", "fay", "gus", "hal")
 COORDINATORS: Final = ("one", "two")
 NUM_FRAGMENTS: Final = 4
 
-CHAOS_S: Final = 14.0
+CHAOS_S: Final = 13.0
 """How long things go wrong."""
 
-SETTLE_S: Final = 3.0
+SETTLE_S: Final = 3.25
 """After that everything that was interrupted is given so long to begin anew."""
 
 PATIENCE_S: Final = 60.0
 """Within so many more seconds all must have come to rest."""
 
 LOOK_S: Final = 0.25
+"""How often somebody looks who is to be started again, and whether all has come to rest."""
 
 Say = Callable[[float, str, str, str], None]
 """Takes the trace: instant, who, what, and a text."""
@@ -149,7 +150,7 @@ class World:
         peace = timeline.now
         rest = ["nobody has looked yet"]
         while rest and timeline.now < peace + PATIENCE_S:
-            timeline.run(timeline.now + 1.0)
+            timeline.run(timeline.now + LOOK_S)
             rest = self.judge.unsettled(peace)
         if rest:
             raise ViolationError(f"{PATIENCE_S:g} s of peace, and still: {'; '.join(rest[:5])}")
