@@ -36,7 +36,7 @@ SECTIONS: Final[dict[str, tuple[Entry, ...]]] = {
         Entry("plan:plan", "ddl plan run.toml --task task.py", "bytes, memory, time, price"),
         Entry("simulate:simulate", "ddl simulate --preset lab", "goodput where machines fail"),
         Entry("chaos:chaos", "ddl chaos", "real processes dying on this machine"),
-        Entry("config:app", "ddl config show run.toml", "all settings, and their origin"),
+        Entry("config:app", "ddl config show RUN", "all settings, and their origin"),
     ),
     "To take part": (
         Entry("coordinator:app", "ddl coordinator start run.toml", "own the model of a run"),

@@ -188,10 +188,10 @@ def _learners(shown: RunSnapshot) -> Iterator[Trouble]:
     for one in shown.learners:
         if is_over and one.state in ("gone", "stalled"):  # nobody waits for it, and nothing is lost
             continue
-        yield from _learner(one)
+        yield from _learner(one, shown.run.name)
 
 
-def _learner(one: LearnerView) -> Iterator[Trouble]:
+def _learner(one: LearnerView, run: str) -> Iterator[Trouble]:
     def trouble(name: str, what: str, cure: str, since_at: float | None) -> Trouble:
         return Trouble(
             name=name, alarm=False, what=what, cure=cure, since_at=since_at, learners=(one.id,)
@@ -213,7 +213,7 @@ def _learner(one: LearnerView) -> Iterator[Trouble]:
         what = f"{one.id} is put aside, nothing of it is merged: {one.aside}"
         cure = "it takes the run's weights anew by itself; if this comes back, mend its training"
         if one.aside.startswith("kicked"):
-            cure = "`ddl learner allow` lets it in again"
+            cure = f"`ddl learner allow {run} {one.id}` lets it in again"
         yield trouble("learner.aside", what, cure, one.since_at)
     elif one.last is not None and one.last.fate in _FATE_CURES:
         what = f"the last hand-in of {one.id} was {one.last.fate}: {one.last.reason}"

@@ -237,5 +237,9 @@ def _ended(learner: Learner) -> Ended:
     if learner.stop is None:
         return "max_steps"
     if learner.stop.kind == "fenced" or learner.stop.kind == "kicked":
-        raise RefusedError(f"learner {learner.id!r} has to leave: {learner.stop.reason}")
+        is_kicked = learner.stop.kind == "kicked"
+        raise RefusedError(
+            f"learner {learner.id!r} has to leave: {learner.stop.reason}",
+            hint=f"`ddl learner allow RUN {learner.id}` lets it in again" if is_kicked else "",
+        )
     return learner.stop.kind

@@ -245,3 +245,19 @@ def test_a_misspelt_setting_is_named_with_the_nearest(tmp_path: Path) -> None:
     assert "unknown setting 'outer.learning_rate'" in refused(
         "config", "show", tmp_path / "run.toml"
     )
+
+
+def test_settings_of_a_run_that_redis_knows(published: str) -> None:
+    """Those in force, which tables may change, and the address by which it was reached."""
+    shown = ddl("config", "show", published)
+    assert shown.exit_code == 0, shown.output
+    found = msgspec.convert(tomllib.loads(shown.stdout), Settings)
+    assert found.run.name == "demo"
+    assert published.startswith(found.redis.url)
+    assert re.search(r"^quorum = 2 +# run$", shown.stdout, re.MULTILINE)
+    assert "[round]  # may change during a run, by `ddl set`\n" in shown.stdout
+    assert "[codec]  # fixed when a run is created\n" in shown.stdout
+    document = json.loads(ddl("config", "show", published, "--json").stdout)
+    assert document["may_change"] == list(config.LIVE)
+    assert document["origins"]["round.quorum"] == "run"
+    assert "`ddl set " in refused("config", "show", published, "--set", "round.quorum=3")

@@ -315,6 +315,18 @@ def test_a_run_from_its_log_alone(log: Log, store: LocalStore) -> None:
     assert listed[:5] == ["demo", "stopped", "2", "18k", "2.500"]
 
 
+def test_settings_of_a_run_from_its_log_alone(log: Log, store: LocalStore) -> None:
+    """Those in force at its end; of one that was changed, what it was before."""
+    shown = ddl("config", "show", f"{store.url}/demo", "--json")
+    assert shown.exit_code == 0, shown.output
+    document = msgspec.json.decode(shown.stdout)
+    before = run_record().settings.stop.tokens
+    assert document["settings"]["stop"]["tokens"] == 12_000_000 != before
+    origins = document["origins"]
+    assert origins["stop.tokens"] == f"changed during the run, was {before:_}"
+    assert {origins[key] for key in origins.keys() - {"stop.tokens", "redis.url"}} == {"run"}
+
+
 def test_the_state_of_a_log_is_what_its_records_say(log: Log) -> None:
     """Who brought the run to its end, when and why stays with it, for every view."""
     state: LogState = log.state

@@ -113,7 +113,7 @@ def test_a_kicked_learner() -> None:
     order = Order(kind="kick", incarnation=1, reason="its fan is dead")
     trouble = troubles(orders={"bert": order})["learner.aside"]
     assert trouble.what.endswith("kicked: its fan is dead")
-    assert trouble.cure == "`ddl learner allow` lets it in again"
+    assert trouble.cure == "`ddl learner allow demo bert` lets it in again"
 
 
 GONE: dict[str, Any] = {"lease": None, "lease_left_s": None}
