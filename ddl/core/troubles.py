@@ -198,8 +198,11 @@ def _learner(one: LearnerView, run: str) -> Iterator[Trouble]:
         )
 
     error = f": {one.error}" if one.error else ""
+    allow = f"`ddl learner allow {run} {one.id}` lets it in again"
+    is_kicked = one.aside.startswith("kicked")
     if one.state == "left" and one.error:
-        what, cure = f"{one.id} ended with an error{error}", "mend it and start it again"
+        what = f"{one.id} ended with an error{error}"
+        cure = f"mend it; {allow}" if is_kicked else "mend it and start it again"
         yield trouble("learner.failed", what, cure, one.since_at)
     elif one.state == "gone":
         what = f"{one.id} on {one.host} is gone without a word{error}"
@@ -212,8 +215,8 @@ def _learner(one: LearnerView, run: str) -> Iterator[Trouble]:
     elif one.state == "aside":
         what = f"{one.id} is put aside, nothing of it is merged: {one.aside}"
         cure = "it takes the run's weights anew by itself; if this comes back, mend its training"
-        if one.aside.startswith("kicked"):
-            cure = f"`ddl learner allow {run} {one.id}` lets it in again"
+        if is_kicked:
+            cure = allow
         yield trouble("learner.aside", what, cure, one.since_at)
     elif one.last is not None and one.last.fate in _FATE_CURES:
         what = f"the last hand-in of {one.id} was {one.last.fate}: {one.last.reason}"

@@ -114,6 +114,10 @@ def test_a_kicked_learner() -> None:
     trouble = troubles(orders={"bert": order})["learner.aside"]
     assert trouble.what.endswith("kicked: its fan is dead")
     assert trouble.cure == "`ddl learner allow demo bert` lets it in again"
+    left = learner("bert", state="left", error="RefusedError: kicked: its fan is dead")
+    learners = {"anna": learner("anna"), "bert": left}
+    trouble = troubles(orders={"bert": order}, learners=learners)["learner.failed"]
+    assert trouble.cure == "mend it; `ddl learner allow demo bert` lets it in again"
 
 
 GONE: dict[str, Any] = {"lease": None, "lease_left_s": None}
