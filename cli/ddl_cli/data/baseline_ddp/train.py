@@ -2,7 +2,7 @@
 checkpoints, started and restarted by torchrun. Started as `examples/baseline_ddp/README.md` says.
 
 In the folder `--folder`: `rank-N.steps`, a line "INSTANT LIFE STEP" for each step taken;
-`rank-N.pid`, locked for as long as the process lives; `checkpoint.pt` and `checkpoint.seconds`, what
+`rank-N.pid`, locked for as long as the process lives; `checkpoint.safetensors` and `checkpoint.seconds`, what
 each of them took.
 """
 
@@ -13,10 +13,10 @@ import fcntl
 import os
 import time
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
@@ -38,7 +38,7 @@ def main() -> None:
     model = gpt.ByteGPT(width=options.width, depth=options.depth, context=options.context)
     model.to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=LR, betas=BETAS)
-    step = restore(folder / "checkpoint.pt", model, optimizer)
+    step = restore(folder / "checkpoint.safetensors", model, optimizer)
     wrapped = DistributedDataParallel(model)  # sends rank 0's weights to all
     text, _ = gpt.read_text("")
     log = os.open(folder / f"rank-{rank}.steps", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
@@ -90,18 +90,31 @@ def restore(file: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer
     """Go on where the last checkpoint was; its step, 0 without one."""
     if not file.exists():
         return 0
-    held: dict[str, Any] = torch.load(file, weights_only=True)
-    model.load_state_dict(held["model"])
-    optimizer.load_state_dict(held["optimizer"])
-    return int(held["step"])
+    model_state: dict[str, Tensor] = {}
+    moments: dict[int, dict[str, Tensor]] = {}
+    tensors = load_file(file)
+    step = int(tensors.pop("step"))
+    for name, value in tensors.items():
+        part, _, rest = name.partition("/")
+        if part == "model":
+            model_state[rest] = value
+        else:
+            number, _, moment = rest.partition("/")
+            moments.setdefault(int(number), {})[moment] = value
+    model.load_state_dict(model_state)
+    optimizer.load_state_dict({**optimizer.state_dict(), "state": moments})
+    return step
 
 
 def save(folder: Path, step: int, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
     """Write a checkpoint, which is seen when it is whole, and how long that took."""
     began = time.monotonic()
-    held = {"step": step, "model": model.state_dict(), "optimizer": optimizer.state_dict()}
-    torch.save(held, folder / "checkpoint.new")
-    (folder / "checkpoint.new").replace(folder / "checkpoint.pt")
+    held = {"step": torch.tensor(step)}
+    held |= {f"model/{name}": value for name, value in model.state_dict().items()}
+    for number, moments in optimizer.state_dict()["state"].items():
+        held |= {f"optimizer/{number}/{name}": value for name, value in moments.items()}
+    save_file(held, folder / "checkpoint.new")
+    (folder / "checkpoint.new").replace(folder / "checkpoint.safetensors")
     with (folder / "checkpoint.seconds").open("a") as times:
         times.write(f"{time.monotonic() - began:.6f}\n")
 
