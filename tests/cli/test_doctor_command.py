@@ -54,7 +54,7 @@ def test_a_failed_check_ends_with_1_and_shows_its_cure(run_toml: Path) -> None:
 def test_warnings_end_with_0(tmp_path: Path) -> None:
     """Here: no Redis is named."""
     result = doctor("--store", (tmp_path / "store").as_uri())
-    assert result.stdout.splitlines()[-1].endswith("1 warnings, 0 failed")
+    assert result.stdout.splitlines()[-1].endswith("1 warning, 0 failed")
     assert result.exit_code == 0
 
 
