@@ -14,6 +14,8 @@ import os
 import secrets
 import socket
 import sys
+import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -29,6 +31,7 @@ from ddl.errors import (
     ObjectNotFoundError,
     RefusedError,
     RegistryError,
+    RegistryUnavailableError,
     UnknownRunError,
 )
 from ddl.journal import Journal, Troubles
@@ -39,12 +42,17 @@ from ddl.protocol.address import parse_address, safe_url
 from ddl.protocol.keys import ObjectKeys
 from ddl.protocol.records import Fact, LearnerRecord, RunEntry, RunRecord
 from ddl.protocol.wire import canonical, parse
-from ddl.registry.base import LearnerRegistry
+from ddl.registry.base import Joined, LearnerRegistry
 from ddl.registry.learner import RedisLearner
 from ddl.store.base import Store
 from ddl.store.open_url import open_url
 from ddl.store.retry import Retried
 from ddl.store.search import last_present
+
+REBUILD_S: Final = 30.0
+"""Longest wait of a learner that joins for a Redis that has just lost the run, or is being restarted."""
+
+RETRY_S: Final = 0.25
 
 UPLOADS: Final = "uploads"
 DOWNLOADS: Final = "downloads"
@@ -132,7 +140,9 @@ class Session:
         Raises: RefusedError, RegistryError.
         """
         gone_s = self.run.settings.liveness.gone_s
-        ask = partial(self.registry.register, self.record, gone_s=gone_s, enter=enter)
+        ask = partial(
+            self._register, partial(self.registry.register, self.record, gone_s=gone_s, enter=enter)
+        )
         joined = ask(takeover=self.takeover)
         holder = joined.holder
         if joined.refused and holder is not None and is_provably_gone(holder.host, holder.pid):
@@ -144,6 +154,35 @@ class Session:
             )
         self.server.observe(joined.now)
         self.record = msgspec.structs.replace(self.record, started_at=joined.now)
+
+    def _register(self, ask: Callable[..., Joined], *, takeover: bool) -> Joined:
+        """Ask, and ask again while Redis is away or has lost the run: it knew it a moment ago, so its
+        coordinator is about to write it anew.
+
+        Raises: RegistryError after REBUILD_S.
+        """
+        deadline = self.clock.monotonic() + REBUILD_S
+        while True:
+            try:
+                joined = ask(takeover=takeover)
+                if not joined.refused or joined.holder is not None or self._is_replaced():
+                    return joined
+                problem: RegistryError = RegistryUnavailableError(
+                    joined.refused, hint="Its coordinator writes it anew: see that one works"
+                )
+            except RegistryError as error:
+                if not error.retryable:
+                    raise
+                problem = error
+            if self.clock.monotonic() > deadline:
+                raise problem
+            self.journal.on_change("registry", "registry.lost", f"{problem}; trying again")
+            time.sleep(RETRY_S)
+
+    def _is_replaced(self) -> bool:
+        """Whether another run has this one's name in Redis."""
+        entry = self.registry.read_entry()
+        return entry is not None and entry.run.lineage != self.run.run.lineage
 
     def tell(self, name: str, text: str, **fields: object) -> None:
         """Say a fact on stderr and, if Redis answers, in the run's events."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -21,6 +23,7 @@ from ddl.errors import (
     StoreUnavailableError,
     TaskError,
 )
+from ddl.learner.session import JoinOptions, find_run
 from ddl.protocol.keys import RUNS, ObjectKeys, RegistryKeys
 from ddl.protocol.records import HandinId, Lease, Request
 from ddl.registry.base import LeaseReply, Poll
@@ -600,3 +603,26 @@ def test_receipts_are_unique(toml: Path, store: LocalStore, join: Join) -> None:
         assert entry is not None
         seen += [receipt.id for receipt in entry.record.receipts]
     assert len(seen) == len(set(seen)) == 3
+
+
+def test_a_learner_that_joins_waits_for_redis_to_be_written_anew(
+    own_redis: EmbeddedRedis, tmp_path: Path
+) -> None:
+    """Redis is emptied after it has found the run, and before it enters: it enters as soon as the
+    coordinator has written the run again."""
+    toml = write_run(tmp_path, redis_url=own_redis.url)
+    with running(options(toml)):
+        session = find_run(
+            JoinOptions(address=f"{own_redis.url}?run={RUN}", learner="a", spool=tmp_path / "s")
+        )
+    with admin(own_redis.url) as client:
+        client.flushall()
+    with ThreadPoolExecutor() as pool:
+        entering = pool.submit(session.enter)
+        with pytest.raises(TimeoutError):
+            entering.result(timeout=1.0)
+        with running(options(toml)):
+            entering.result(timeout=30.0)
+            with closing(RedisReader(own_redis.url, RUN)) as reader:
+                assert "a" in reader.view().learners
+    session.close()
