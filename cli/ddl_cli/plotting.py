@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 from ddl.errors import ConfigError
 from ddl.simulate.fleet import Cell
 from ddl.simulate.protocol.tally import RunCell
+from ddl_cli.report.canvas import figure_class
 from ddl_cli.simulated import row_name, run_name
 from ddl_cli.units import short_number
 
@@ -88,14 +89,7 @@ def new_figure(file: Path) -> Figure:
     """
     if file.suffix.lower() not in FORMATS:
         raise ConfigError(f"{file} is no plot", hint=f"Use a name in {' or '.join(FORMATS)}")
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ConfigError(
-            "plots need matplotlib, which is not installed",
-            hint="Install the extra: pip install 'decoupled-diloco[plot]'",
-        ) from error
-    return Figure(figsize=(8, 5), layout="constrained")
+    return figure_class("--plot")(figsize=(8, 5), layout="constrained")
 
 
 def save(figure: Figure, file: Path) -> None:

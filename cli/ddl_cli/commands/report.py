@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
 from ddl.errors import ConfigError, RegistryError
+from ddl_cli.report.canvas import figure_class
 from ddl_cli.resolve import Place, RedisOption, RunArgument, StoreOption, resolve
 
 if TYPE_CHECKING:
@@ -35,11 +35,7 @@ def report(
     Loss, who took part, what each contributed, what rounds waited for, bytes, and all that happened.
     Of deaths only Redis knows: without it, they are not marked. Needs the extra `plot`.
     """
-    if find_spec("matplotlib") is None:
-        raise ConfigError(
-            "a report needs matplotlib, which is not installed",
-            hint="Install the extra: pip install 'decoupled-diloco[plot]'",
-        )
+    figure_class("a report")  # before anything is read
     place = resolve(run, redis=redis, store=store)
     facts = _facts(place)
     from ddl.coordinator.history import History

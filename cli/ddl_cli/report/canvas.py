@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from statistics import mean
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from ddl.errors import ConfigError
 from ddl_cli.units import short_number, short_time
 
 if TYPE_CHECKING:
@@ -29,6 +30,18 @@ class Plot(NamedTuple):
     title: str
     svg: str
     says: str
+
+
+def figure_class(needed_by: str) -> type[Figure]:
+    """Matplotlib's figure. Raises: ConfigError: it is not installed; `needed_by` says for what."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ConfigError(
+            f"matplotlib is not installed: {needed_by} needs it",
+            hint="Install the extra: pip install 'decoupled-diloco[plot]'",
+        ) from error
+    return Figure
 
 
 def grouped(xs: Sequence[float], ys: Sequence[float]) -> tuple[list[float], list[float]]:
@@ -57,9 +70,7 @@ def time_along(axes: Axes) -> None:
 
 def panels(num: int, *, height: float = 2.8) -> tuple[Figure, list[Axes]]:
     """A figure with so many panels side by side."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(9, height), layout="constrained")
+    figure = figure_class("a page")(figsize=(9, height), layout="constrained")
     panels = [figure.add_subplot(1, num, 1 + i) for i in range(num)]
     for axes in panels:
         axes.grid(alpha=0.25)
