@@ -101,6 +101,7 @@ class LeaseKeeper:
         self._journal = journal
         self._changed = threading.Condition()
         self._over = False
+        self._is_closed = False
         self._doubt = ""
         self._is_silent = False
         self._thread = threading.Thread(target=self._keep, name="lease", daemon=True)
@@ -117,7 +118,9 @@ class LeaseKeeper:
         Safe to call again.
         """
         with self._changed:
-            self._over = True
+            if self._is_closed:
+                return
+            self._is_closed = self._over = True
             self._changed.notify_all()
         if self._thread.is_alive():
             self._thread.join()

@@ -510,8 +510,13 @@ class LearnerMachine:
             return ()
         return tuple(Adoption(p, s.version, realign=True) for p, s in staged.items())
 
+    @property
+    def run_is_paused(self) -> bool:
+        """Whether the whole run stands still, as it was told to."""
+        return self.head is not None and self.head.state == "paused"
+
     def _pause(self, now: float) -> str:
-        if self.head is not None and self.head.state == "paused":
+        if self.run_is_paused:
             return "the run is paused"
         if self._draining:
             return "leaves once all it has trained is handed in"

@@ -99,6 +99,7 @@ def _learner(
         discarded_tokens=record.discarded.tokens,
         stall_s=record.stall_s,
         busy_s=record.busy_s,
+        paused_s=record.paused_s,
         rss_bytes=record.rss_bytes,
         idle_s=record.idle_s,
         store_down_s=record.store_down_s,

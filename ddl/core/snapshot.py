@@ -172,14 +172,14 @@ def _run_view(run: RunRecord, settings: Settings, head: Head | None) -> RunView:
 def _goodput(learners: Iterable[LearnerView], ledger: LedgerTotals, now: float) -> float | None:
     """Share of learners' time that went into steps whose work was not thrown away.
 
-    Of a learner's time since it joined, what it spent outside of ddl, less the share of its tokens
+    Of a learner's time since it joined, but for pauses of the run, what it spent outside of ddl, less the share of its tokens
     that it discarded, less the share of what was handed in that came to nothing.
     """
     useful_s = present_s = 0.0
     for one in learners:
         if one.state in PRESENT and one.tokens:
             useful_s += one.busy_s * max(0.0, 1 - one.discarded_tokens / one.tokens)
-            present_s += max(now - one.started_at, one.busy_s + one.stall_s)
+            present_s += max(now - one.started_at - one.paused_s, one.busy_s + one.stall_s)
     if not present_s:
         return None
     wasted = ledger.refused + ledger.expired + ledger.lost + ledger.rolled_back

@@ -87,6 +87,7 @@ class BeatThread(Worker):
                 in_u=machine.work("in_u"),
                 stall_s=shared.clock.stall_s,
                 busy_s=shared.clock.busy_s,
+                paused_s=shared.clock.paused_s,
                 idle_s=shared.clock.idle_s(now) if machine.started else 0.0,
                 rss_bytes=rss_bytes(),
                 upload=shared.transfers.upload(now),

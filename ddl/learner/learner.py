@@ -265,21 +265,23 @@ class Learner:
     def _stand_still(self, reason: str) -> None:
         """Take no step until there is no more reason for it; beats, hand-ins and adoptions go on."""
         shared = self._shared
-        started = self._now()
+        started = told = self._now()
         self._session.journal.tell("learner.paused", reason)
         while True:
             shared.raise_fatal()
             with shared.changed:
+                ordered = shared.machine.run_is_paused
                 plan = shared.machine.plan(self._now())
                 if plan.pause and not (plan.snapshots or plan.adoptions or plan.stop):
                     shared.changed.wait(shared.machine.settings.liveness.beat_s)
             plan = self._do_what_is_due()
+            now = self._now()
+            shared.clock.pause(now - told, ordered=ordered)  # at once: beats tell of it
+            told = now
             if plan.stop is not None or not plan.pause:
                 break
-        paused_s = self._now() - started
-        shared.clock.pause(paused_s)
         if plan.stop is None:
-            self._session.journal.tell("learner.resumed", f"after {paused_s:.1f} s")
+            self._session.journal.tell("learner.resumed", f"after {told - started:.1f} s")
 
     # ---- across lives ---------------------------------------------------------------------------
 

@@ -52,7 +52,8 @@ class LossMeter:
 
 
 class StepClock:
-    """Training-thread time, split into inside and outside of ddl, and the time of a step.
+    """Training-thread time, split into outside of ddl, inside, and pauses of the run; and the time of
+    a step.
 
     Owned by the training thread; other threads only read its floats. Seconds, monotonic.
     """
@@ -60,15 +61,15 @@ class StepClock:
     def __init__(self, now: float) -> None:
         self.stall_s = 0.0
         self.busy_s = 0.0
+        self.paused_s = 0.0
         self.step_s: float | None = None
         self._left_at = now
         self._entered_at = now
         self._applied_at: float | None = None
         self._moved_at = now
-        self._paused_s = 0.0
 
     def idle_s(self, now: float) -> float:
-        """Time since the last applied step, or since training began; without ordered pauses."""
+        """Time since the last applied step, or since training began; without pauses."""
         return max(0.0, now - self._moved_at)
 
     def begin(self, now: float) -> None:
@@ -85,19 +86,23 @@ class StepClock:
         self.stall_s += now - self._entered_at
         self._left_at = now
 
-    def pause(self, seconds: float) -> None:
-        """This much of the present call was an ordered pause, which is no part of a step."""
-        self._paused_s += seconds
+    def pause(self, seconds: float, *, ordered: bool) -> None:
+        """So much more of the present call was a pause, which is no part of a step; one that was
+        `ordered`, for the whole run, is not lost in ddl either."""
         self._moved_at += seconds
+        if self._applied_at is not None:
+            self._applied_at += seconds
+        if ordered:
+            self.paused_s += seconds
+            self._entered_at += seconds
 
     def applied(self, now: float, num: int = 1) -> None:
         """`num` steps have been applied by `now`."""
         if self._applied_at is not None:
-            took_s = (now - self._applied_at - self._paused_s) / num
+            took_s = (now - self._applied_at) / num
             before = took_s if self.step_s is None else self.step_s
             self.step_s = 0.9 * before + 0.1 * took_s
         self._applied_at = self._moved_at = now
-        self._paused_s = 0.0
 
 
 class Transfers:

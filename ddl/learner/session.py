@@ -137,7 +137,7 @@ class Session:
     def check_id(self, *, enter: bool = False) -> None:
         """See that no living process has this id; `enter` it in Redis then.
 
-        Raises: RefusedError, RegistryError.
+        Raises: RefusedError: one has it, or the run's name belongs to another run; RegistryError.
         """
         gone_s = self.run.settings.liveness.gone_s
         ask = partial(
@@ -147,6 +147,14 @@ class Session:
         holder = joined.holder
         if joined.refused and holder is not None and is_provably_gone(holder.host, holder.pid):
             joined = ask(takeover=True)
+        if joined.refused and joined.holder is None:
+            run = self.run.run
+            raise RefusedError(
+                f"{joined.refused}: this learner was about to join lineage {run.lineage}, which is "
+                "gone from Redis",
+                hint="Join again for the run that has the name now; to go on with the old one, start "
+                "its coordinator on another Redis, or another database of this one",
+            )
         if joined.refused:
             raise RefusedError(
                 joined.refused,

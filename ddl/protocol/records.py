@@ -440,7 +440,8 @@ class LearnerRecord(Record, frozen=True, kw_only=True):
 
     `step` and `tokens` are cumulative for this incarnation, of applied steps only. `step_s` is the
     time of an applied step, None until known. `held[p]` is the version of fragment p it has adopted,
-    -1 before the first. `stall_s` is training-thread time spent inside ddl, `busy_s` outside of it.
+    -1 before the first. `stall_s` is training-thread time spent inside ddl, `busy_s` outside of it,
+    `paused_s` while the run was paused, which is part of neither.
     `handed_in + discarded + in_u` is all that was trained. `realigns` counts how often this
     incarnation took over the run's whole model, the first time included.
     `idle_s` is the time since the last applied step, or since training began.
@@ -468,6 +469,7 @@ class LearnerRecord(Record, frozen=True, kw_only=True):
     in_u: Work = Work()
     stall_s: float = 0.0
     busy_s: float = 0.0
+    paused_s: float = 0.0
     idle_s: float = 0.0
     rss_bytes: int = 0
     upload: Upload | None = None
@@ -623,6 +625,7 @@ class LearnerView(Record, frozen=True, kw_only=True):
     idle_s: float = 0.0
     stall_s: float = 0.0
     busy_s: float = 0.0
+    paused_s: float = 0.0
     rss_bytes: int = 0
     store_down_s: float = 0.0
     aside: str = ""

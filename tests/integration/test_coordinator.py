@@ -626,3 +626,28 @@ def test_a_learner_that_joins_waits_for_redis_to_be_written_anew(
             with closing(RedisReader(own_redis.url, RUN)) as reader:
                 assert "a" in reader.view().learners
     session.close()
+
+
+def test_a_learner_whose_run_is_replaced_while_it_joins_is_told_so(
+    own_redis: EmbeddedRedis, tmp_path: Path
+) -> None:
+    """Another run takes the name in Redis before it enters: no other id and no takeover would help."""
+    folders = [tmp_path / name for name in ("one", "other")]
+    for folder in folders:
+        folder.mkdir()
+    one, other = (write_run(folder, redis_url=own_redis.url) for folder in folders)
+    with running(options(one)):
+        session = find_run(
+            JoinOptions(address=f"{own_redis.url}?run={RUN}", learner="a", spool=tmp_path / "s")
+        )
+    with admin(own_redis.url) as client:
+        client.flushall()
+    with (
+        closing(session),
+        running(options(other)),
+        pytest.raises(RefusedError, match="belongs to another run") as refused,
+    ):
+        session.enter()
+    assert session.run.run.lineage in str(refused.value)
+    assert "--id" not in str(refused.value.hint)
+    assert "Join again" in str(refused.value.hint)

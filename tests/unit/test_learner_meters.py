@@ -43,13 +43,26 @@ def test_time_is_either_busy_or_stalled() -> None:
     assert (clock.busy_s, clock.stall_s) == (5.0, 1.0)
 
 
-def test_a_pause_is_no_part_of_a_step() -> None:
-    """Steps at 0 and 12 with 10 seconds of ordered pause between them took 2 seconds."""
+@pytest.mark.parametrize("ordered", [True, False])
+def test_a_pause_is_no_part_of_a_step(ordered: bool) -> None:
+    """Steps at 0 and 12 with 10 seconds of pause between them took 2 seconds."""
     clock = StepClock(0.0)
     clock.applied(0.0)
-    clock.pause(10.0)
+    clock.pause(4.0, ordered=ordered)
+    clock.pause(6.0, ordered=ordered)
+    assert clock.idle_s(11.0) == 1.0
     clock.applied(12.0)
     assert clock.step_s == pytest.approx(2.0)
+
+
+def test_only_a_pause_of_the_run_is_not_lost_in_ddl() -> None:
+    """Of 6 seconds in ddl, 3 passed while the run was paused and 2 while nobody coordinated."""
+    clock = StepClock(0.0)
+    clock.enter(1.0)
+    clock.pause(3.0, ordered=True)
+    clock.pause(2.0, ordered=False)
+    clock.leave(7.0)
+    assert (clock.busy_s, clock.stall_s, clock.paused_s) == (1.0, 3.0, 3.0)
 
 
 def test_an_upload_shows_how_far_it_is() -> None:

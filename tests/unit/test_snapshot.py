@@ -128,6 +128,18 @@ def test_what_learners_threw_away_is_discarded() -> None:
     assert taken(view(learners=learners)).ledger.discarded == 1_000.0
 
 
+def test_a_pause_of_the_run_costs_no_goodput() -> None:
+    """48 busy seconds of the 60 since it joined are 80 %; they are all of it if 12 were a pause."""
+
+    def goodput(paused_s: float) -> float | None:
+        one = learner("anna", busy_s=48.0, stall_s=0.0, paused_s=paused_s)
+        return taken(view(learners={"anna": one})).run.goodput_ratio
+
+    whole = goodput(12.0)
+    assert whole is not None
+    assert goodput(0.0) == pytest.approx(0.8 * whole)
+
+
 def test_time_left_is_that_of_the_first_budget_to_be_used_up() -> None:
     """Tokens: 600,000 left at 10,000 + 5,000 per second, 40 s. Commits: 45 left, at 2 in 20 s,
     450 s. While nobody's steps are timed only the commits' pace is known."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import signal
 import sys
 import tempfile
@@ -16,12 +17,13 @@ from rich.console import Console
 
 from ddl.errors import ConfigError
 from ddl.protocol.wire import canonical
-from ddl_cli import display
+from ddl_cli import display, typed
 from ddl_cli.demo.books import read_books
-from ddl_cli.demo.bucket import storage
+from ddl_cli.demo.bucket import Storage, storage
 from ddl_cli.demo.cast import RUN, Options, data
 from ddl_cli.demo.report import Losses, judge, text
 from ddl_cli.demo.stage import play
+from ddl_cli.units import short_number
 from ddl_cli.view.paper import is_screen
 
 TERMINATED: Final = 128 + signal.SIGTERM
@@ -78,13 +80,20 @@ def run_demo(options: Options, *, loss_below: float, as_json: bool) -> bool:
     if as_json:
         typer.echo(canonical(report))
     else:
-        then = [("let it write", f"python {data('sample.py')} {report.export}")]
-        if not options.s3:  # a bucket is gone with its server
-            then.append(("look again", f"ddl status {place.url}/{RUN}"))
-        typer.echo(text(report, books, then=then))
+        typer.echo(text(report, books, then=_then(options, place, exports[-1])))
     for problem in report.problems:
         say(f"FAILED: {problem}")
     return not report.problems
+
+
+def _then(options: Options, place: Storage, model: Path) -> Iterator[tuple[str, str]]:
+    """What people may do next: the very commands."""
+    script = typed.place(data("sample.py"))
+    yield "let it write", f"{typed.python()} {script} {typed.place(model)}"
+    if not options.s3:  # a bucket is gone with its server
+        yield "look again", f"{typed.program('ddl')} status {shlex.quote(f'{place.url}/{RUN}')}"
+    size = short_number(typed.bytes_of(options.folder))
+    yield "remove it", f"rm -r {typed.place(options.folder)}   ({size}B)"
 
 
 def say(line: str) -> None:

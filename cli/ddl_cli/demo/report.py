@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
@@ -107,7 +107,7 @@ def _loss_problems(losses: Losses, target: float) -> list[str]:
     return found
 
 
-def text(report: Report, books: Books, *, then: Sequence[tuple[str, str]] = ()) -> str:
+def text(report: Report, books: Books, *, then: Iterable[tuple[str, str]] = ()) -> str:
     """The summary for people; `then` are rows on what they may do next."""
     fates = {
         name: tokens
