@@ -23,6 +23,15 @@ MetricsPortOption = Annotated[
     ),
 ]
 
+LogOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--log",
+        metavar="WHERE",
+        help="Write curves to tensorboard:DIR or wandb:PROJECT; may be given for both.",
+    ),
+]
+
 
 def key_values(texts: Iterable[str], *, option: str) -> dict[str, str]:
     """The pairs of a repeated option such as `--set`; a later one replaces an earlier one.

@@ -19,6 +19,7 @@ from ddl.learner.learner import Learner
 from ddl.learner.port import check_model
 from ddl.learner.session import JoinOptions, Session, find_run
 from ddl.metrics.families import Family, of_learner
+from ddl.metrics.log import writing
 from ddl.metrics.serve import serving
 from ddl.task import Build, Task, TaskContext, build_task, import_task, in_file, task_digest
 
@@ -36,6 +37,7 @@ class TaskOptions:
         threads: torch threads within an operation; None leaves torch's own choice.
         max_steps: leave after this many steps; None for no limit.
         metrics_port: where to serve `/metrics`; None for nowhere.
+        log: where to write curves: "tensorboard:DIR", "wandb:PROJECT".
     """
 
     task: Path
@@ -44,6 +46,7 @@ class TaskOptions:
     threads: int | None = None
     max_steps: int | None = None
     metrics_port: int | None = None
+    log: tuple[str, ...] = ()
 
 
 def run_task(join: JoinOptions, options: TaskOptions, departure: Departure) -> Ended:
@@ -63,7 +66,7 @@ def run_task(join: JoinOptions, options: TaskOptions, departure: Departure) -> E
     with ExitStack() as stack:
         try:
             departure.found(drain_s=session.run.settings.liveness.drain_s)
-            tell_of = stack.enter_context(_metrics(options.metrics_port, session))
+            tell_of = stack.enter_context(_numbers(options, session))
             difference = _difference(session, digest, options.task)
             task = _build(build, session, options, device)
             session.enter()
@@ -85,20 +88,24 @@ def run_task(join: JoinOptions, options: TaskOptions, departure: Departure) -> E
 
 
 @contextmanager
-def _metrics(port: int | None, session: Session) -> Iterator[Callable[[Learner], None]]:
-    """Serve `/metrics`, if there is a port, of the learner that is told of later on."""
+def _numbers(options: TaskOptions, session: Session) -> Iterator[Callable[[Learner], None]]:
+    """Serve `/metrics` and write curves, as far as asked, of the learner that is told of later on."""
     joined: list[Learner] = []
 
     def families() -> Iterator[Family]:
         for learner in joined:
             yield from of_learner(learner.record)
 
-    if port is None:
-        yield joined.append
-        return
     label = {"run": session.run.run.name, "learner": session.learner}
-    with serving(port, families, label=label) as port:
-        session.journal.tell("metrics.served", f"/metrics is at port {port}")
+    journal = session.journal
+    with ExitStack() as stack:
+        if options.metrics_port is not None:
+            port = stack.enter_context(serving(options.metrics_port, families, label=label))
+            journal.tell("metrics.served", f"/metrics is at port {port}")
+        for where in options.log:
+            stack.enter_context(
+                writing(where, families, over="ddl_tokens_total", label=label, journal=journal)
+            )
         yield joined.append
 
 

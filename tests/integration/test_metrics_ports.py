@@ -1,14 +1,16 @@
-"""`--metrics-port`: real processes serve what their run is."""
+"""`--metrics-port` and `--log`: real processes serve and write what their run is."""
 
 from __future__ import annotations
 
 import re
+import signal
 from pathlib import Path
 from urllib.request import urlopen
 
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.processes import Fleet
+from tests.unit.test_metrics_log import scalars
 
 
 def read(port: int) -> dict[str, float]:
@@ -33,10 +35,11 @@ def test_a_coordinator_and_a_learner_are_read(tmp_path: Path, redis_url: str) ->
     joins."""
     with Fleet(tmp_path, redis_url) as fleet:
         fleet.write_run()
-        fleet.coordinator("--metrics-port", "0")
+        curves = f"tensorboard:{tmp_path / 'curves'}"
+        fleet.coordinator("--metrics-port", "0", "--log", curves)
         of_run = fleet.until(lambda: port_in(fleet.log(1)), "the coordinator's port")
         fleet.until(fleet.snapshot, "the run in Redis")
-        fleet.learner("a", "--metrics-port", "0")
+        learner = fleet.learner("a", "--metrics-port", "0", "--log", curves)
         of_one = fleet.until(lambda: port_in(fleet.log(2)), "the learner's port")
         fleet.until_version(2)
         run, one = read(of_run), read(of_one)
@@ -54,3 +57,8 @@ def test_a_coordinator_and_a_learner_are_read(tmp_path: Path, redis_url: str) ->
         shown = fleet.snapshot()
         assert shown is not None
         assert [row.id for row in shown.learners] == ["a"]
+        learner.send_signal(signal.SIGTERM)
+        learner.wait(60)
+        last = scalars(tmp_path / "curves" / "walk" / "a")["ddl_steps_total"][-1]
+        assert last[1] >= one["ddl_steps_total"]
+        fleet.until(lambda: "ddl_loss" in scalars(tmp_path / "curves" / "walk"), "the run's curve")

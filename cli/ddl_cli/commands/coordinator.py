@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from threading import Lock
 from types import FrameType
@@ -15,7 +15,7 @@ import typer
 
 from ddl import config
 from ddl.errors import UnknownRunError
-from ddl_cli.arguments import MetricsPortOption, key_values
+from ddl_cli.arguments import LogOption, MetricsPortOption, key_values
 from ddl_cli.exits import Exit
 from ddl_cli.logs import open_log
 
@@ -70,6 +70,7 @@ def start(
         float | None, typer.Option(metavar="X", help="Cap on downloads, in Mbit/s.")
     ] = None,
     metrics_port: MetricsPortOption = None,
+    log: LogOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Log as one JSON object a line.")] = False,
 ) -> None:
     """Create the run of RUN.toml, or go on with it, until it is over.
@@ -91,7 +92,7 @@ def start(
         down_mbit=down_mbit,
     )
     journal = open_log(as_json=as_json)
-    with _signals() as signals, _metrics(metrics_port, loaded.settings, journal):
+    with _signals() as signals, _numbers(metrics_port, log or [], loaded.settings, journal):
         try:
             outcome = run_coordinator(options, journal=journal, on_ready=signals.attach)
         except KeyboardInterrupt:  # before there was a service to end
@@ -102,19 +103,24 @@ def start(
 
 
 @contextmanager
-def _metrics(port: int | None, settings: Settings, journal: Journal) -> Iterator[None]:
-    """Serve `/metrics` of the run, if there is a port: at each look, what Redis shows."""
-    if port is None:
+def _numbers(
+    port: int | None, log: list[str], settings: Settings, journal: Journal
+) -> Iterator[None]:
+    """Serve `/metrics` of the run and write its curves, as far as asked: what Redis shows at each look."""
+    if port is None and not log:
         yield
         return
     from ddl.core.snapshot import snapshot
     from ddl.metrics.families import of_run
+    from ddl.metrics.log import writing
     from ddl.metrics.serve import serving
     from ddl.registry.reader import RedisReader
 
     name = settings.run.name
+    label = {"run": name}
     reading = Lock()  # several may look at the same time
-    with closing(RedisReader(settings.redis.url, name)) as reader:
+    with ExitStack() as stack:
+        reader = stack.enter_context(closing(RedisReader(settings.redis.url, name)))
 
         def families() -> Iterator[Family]:
             with reading:
@@ -123,9 +129,14 @@ def _metrics(port: int | None, settings: Settings, journal: Journal) -> Iterator
                 raise UnknownRunError(f"Redis does not know the run {name!r}")
             yield from of_run(shown)
 
-        with serving(port, families, label={"run": name}) as port:
+        if port is not None:
+            port = stack.enter_context(serving(port, families, label=label))
             journal.tell("metrics.served", f"/metrics is at port {port}")
-            yield
+        for where in log:
+            stack.enter_context(
+                writing(where, families, over="ddl_progress_tokens", label=label, journal=journal)
+            )
+        yield
 
 
 class _Signals:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from ddl.learner.departure import Departed, Departure
-from ddl_cli.arguments import MetricsPortOption, key_values, scalar
+from ddl_cli.arguments import LogOption, MetricsPortOption, key_values, scalar
 from ddl_cli.asking import TimeoutOption, ask
 from ddl_cli.exits import Exit
 from ddl_cli.logs import open_log
@@ -81,6 +81,7 @@ def join(
         float | None, typer.Option(metavar="X", help="Cap on downloads, in Mbit/s.")
     ] = None,
     metrics_port: MetricsPortOption = None,
+    log: LogOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Log as one JSON object a line.")] = False,
 ) -> None:
     """Join a run as a learner, and train until it ends.
@@ -111,6 +112,7 @@ def join(
                     threads=threads,
                     max_steps=max_steps,
                     metrics_port=metrics_port,
+                    log=tuple(log or ()),
                 ),
                 departure,
             )

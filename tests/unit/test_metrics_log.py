@@ -1,0 +1,141 @@
+"""`--log`: curves as TensorBoard and Weights & Biases read them."""
+
+from __future__ import annotations
+
+import io
+import struct
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tensorboardX.proto.event_pb2 import Event
+
+from ddl.errors import ConfigError, RegistryError
+from ddl.journal import Journal
+from ddl.metrics.families import Family
+from ddl.metrics.log import writing
+
+LABEL = {"run": "books", "learner": "a"}
+OVER = "ddl_tokens_total"
+
+
+class Source:
+    """Numbers that move by 10 tokens at each look; the third look fails."""
+
+    def __init__(self) -> None:
+        self.looks = 0
+        self.enough = threading.Event()
+
+    def __call__(self) -> Iterator[Family]:
+        self.looks += 1
+        if self.looks == 3:
+            raise RegistryError("Redis is away")
+        if self.looks >= 5:
+            self.enough.set()
+        yield Family(OVER, "", "counter", (), (((), 10.0 * self.looks),))
+        yield Family("ddl_loss", "", "gauge", (), (((), 1.0 / self.looks),))
+        yield Family("ddl_ledger_tokens", "", "gauge", ("fate",), ((("merged",), 7.0),))
+
+
+def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
+    """(tokens, value) by name, from the event files of a folder."""
+    found: dict[str, list[tuple[int, float]]] = {}
+    for file in sorted(folder.glob("events.*")):
+        data, at = file.read_bytes(), 0
+        while at < len(data):
+            (size,) = struct.unpack_from("<Q", data, at)
+            event = Event.FromString(data[at + 12 : at + 12 + size])
+            at += 12 + size + 4  # length and its checksum, the event, its checksum
+            for value in event.summary.value:
+                found.setdefault(value.tag, []).append((event.step, value.simple_value))
+    return found
+
+
+def test_tensorboard_gets_every_point_over_tokens(tmp_path: Path) -> None:
+    """A look that fails is left out, the last one is there; the folder names run and learner."""
+    source = Source()
+    with writing(
+        f"tensorboard:{tmp_path}",
+        source,
+        over=OVER,
+        label=LABEL,
+        journal=Journal(None),
+        every_s=0.01,
+    ):
+        assert source.enough.wait(30)
+    found = scalars(tmp_path / "books" / "a")
+    looks = [n for n in range(1, source.looks + 1) if n != 3]
+    assert [step for step, _ in found["ddl_loss"]] == [10 * n for n in looks]
+    assert [value for _, value in found["ddl_loss"]] == pytest.approx([1 / n for n in looks])
+    assert found["ddl_ledger_tokens/merged"][-1] == (10 * source.looks, 7.0)
+
+
+def test_a_run_that_stands_still_gives_one_point(tmp_path: Path) -> None:
+    looked = threading.Semaphore(0)
+
+    def still() -> Iterator[Family]:
+        looked.release()
+        yield Family(OVER, "", "counter", (), (((), 10.0),))
+
+    with writing(
+        f"tensorboard:{tmp_path}",
+        still,
+        over=OVER,
+        label=LABEL,
+        journal=Journal(None),
+        every_s=0.01,
+    ):
+        for _ in range(3):
+            assert looked.acquire(timeout=30)
+    assert scalars(tmp_path / "books" / "a")[OVER] == [(10, 10.0)]
+
+
+def test_wandb_gets_the_same_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run of the project, in the group of our run, named after the learner; nothing on stdout."""
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_DIR", str(tmp_path))
+    source = Source()
+    with writing(
+        "wandb:reading", source, over=OVER, label=LABEL, journal=Journal(None), every_s=0.01
+    ):
+        assert source.enough.wait(60)
+    files = list(tmp_path.glob("wandb/offline-run-*/*.wandb"))
+    assert len(files) == 1
+    written = files[0].read_bytes()  # protobuf records; names and texts stand in them as they are
+    for text in (b"reading", b"books", b"ddl_loss", b"ddl_ledger_tokens/merged"):
+        assert text in written
+
+
+@pytest.mark.parametrize("where", ["tensorboard", "tensorboard:", "sheets:x", ""])
+def test_what_cannot_be_read_is_refused(where: str) -> None:
+    with (
+        pytest.raises(ConfigError, match="tensorboard:DIR or wandb:PROJECT"),
+        writing(where, Source(), over=OVER, label=LABEL, journal=Journal(None)),
+    ):
+        pass
+
+
+def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "tensorboardX", None)
+    with (
+        pytest.raises(ConfigError, match=r"decoupled-diloco\[tensorboard\]"),
+        writing(f"tensorboard:{tmp_path}", Source(), over=OVER, label=LABEL, journal=Journal(None)),
+    ):
+        pass
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with (
+        pytest.raises(ConfigError, match=r"cannot write there: .*directory"),
+        writing(
+            f"tensorboard:{tmp_path}/file",
+            Source(),
+            over=OVER,
+            label=LABEL,
+            journal=Journal(io.StringIO()),
+        ),
+    ):
+        pass
