@@ -42,13 +42,14 @@ class WholeSink:
     """An object in memory."""
 
     def __init__(self) -> None:
-        self.data = bytearray()
+        self.resize(0)
 
     def resize(self, size: int) -> None:
         self.data = bytearray(size)
+        self._view = memoryview(self.data)  # a bytearray would copy what it is assigned once more
 
     def write_at(self, offset: int, data: bytes) -> None:
-        self.data[offset : offset + len(data)] = data
+        self._view[offset : offset + len(data)] = data
 
 
 class StretchSink:
