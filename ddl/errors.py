@@ -27,16 +27,26 @@ A message names the thing, the value and what it means; `hint` says what to do. 
 
 from __future__ import annotations
 
+import re
+from typing import ClassVar
+
 
 class DdlError(Exception):
     """Base of all errors raised on purpose.
 
     Attributes:
         hint: what the user can do about it, one sentence; empty if there is nothing to do.
+        code: what it is called where it is told, such as "store-denied" for StoreDeniedError;
+            `ddl exits CODE` explains it by the first sentence of its docstring.
         retryable: whether the very same call may succeed later.
     """
 
+    code: ClassVar[str] = "failed"
     retryable = False
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        cls.code = re.sub("(?<=[a-z])(?=[A-Z])", "-", cls.__name__.removesuffix("Error")).lower()
 
     def __init__(self, message: str, *, hint: str = "") -> None:
         super().__init__(message)

@@ -76,7 +76,7 @@ def main() -> None:
         from rich.console import Console
 
         Console(stderr=True, soft_wrap=True).print(
-            f"ddl: {error}", style="red", markup=False, highlight=False
+            f"ddl: {error.code}: {error}", style="red", markup=False, highlight=False
         )
         sys.exit(exit_code(error))
     except SystemExit as ended:

@@ -48,7 +48,7 @@ SECTIONS: Final[dict[str, tuple[Entry, ...]]] = {
         Entry("events:events", "ddl events RUN --follow", "what happened, and happens"),
         Entry("report:report", "ddl report RUN --out DIR", "a run on one page, with plots"),
         Entry("runs:runs", "ddl runs", "which runs there are"),
-        Entry("exits:exits", "ddl exits 75", "what an exit code means"),
+        Entry("exits:exits", "ddl exits store-denied", "what exit codes and errors mean"),
     ),
     "To act on a run": (
         Entry("steer:pause", "ddl pause RUN", "stand still"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from enum import IntEnum
 from typing import Final, NamedTuple
 
@@ -89,4 +90,16 @@ _BY_ERROR: Final[tuple[tuple[type[DdlError], Exit], ...]] = (
 
 def exit_code(error: DdlError) -> Exit:
     """The exit code of an error that ends a command."""
-    return next((code for kind, code in _BY_ERROR if isinstance(error, kind)), Exit.FAILED)
+    return exit_of(type(error))
+
+
+def exit_of(kind: type[DdlError]) -> Exit:
+    """The exit code of this kind of error."""
+    return next((code for known, code in _BY_ERROR if issubclass(kind, known)), Exit.FAILED)
+
+
+def error_kinds(base: type[DdlError] = DdlError) -> Iterator[type[DdlError]]:
+    """Every kind of error below `base`, a kind before those below it."""
+    for kind in base.__subclasses__():
+        yield kind
+        yield from error_kinds(kind)

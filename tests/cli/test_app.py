@@ -94,7 +94,7 @@ def test_an_error_is_one_sentence_and_a_cure(
     """On stderr, as it was written, without a traceback."""
     assert run(monkeypatch, "fail") == 2
     told = capsys.readouterr()
-    assert told.err == "ddl: round.quorum = 0: must be at least 1. Use 1 [or more]\n"
+    assert told.err == "ddl: config: round.quorum = 0: must be at least 1. Use 1 [or more]\n"
     assert told.out == ""
 
 
@@ -106,7 +106,7 @@ def test_debug_shows_the_traceback(
     assert run(monkeypatch, "--debug", "fail") == 2
     lines = capsys.readouterr().err.splitlines()
     assert lines[0].startswith("Traceback")
-    assert lines[-1].startswith("ddl: round.quorum")
+    assert lines[-1].startswith("ddl: config: round.quorum")
 
 
 def test_exit_codes_explain_themselves(
@@ -123,3 +123,21 @@ def test_exit_codes_explain_themselves(
     assert capsys.readouterr().out.count("To do: ") == len(Exit)
     assert run(monkeypatch, "exits", "137") == 2
     assert "137 is SIGKILL" in capsys.readouterr().err
+
+
+def test_every_error_has_a_name_that_is_explained(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What stands before a message leads to its meaning and exit code; the list has them all."""
+    names = [kind.code for kind in ERRORS] + [TrainingError.code]
+    assert len(set(names)) == len(names)
+    assert run(monkeypatch, "exits") == 0
+    told = capsys.readouterr().out
+    assert all(f"\n     {name}: " in told for name in names)
+    assert run(monkeypatch, "exits", "store-unavailable") == 0
+    told = capsys.readouterr().out
+    assert told.startswith("store-unavailable: The store cannot be reached")
+    assert "goes on by itself" in told
+    assert "\n  3  Redis or the store" in told
+    assert run(monkeypatch, "exits", "store-unavailabel") == 2
+    assert "Did you mean store-unavailable?" in capsys.readouterr().err

@@ -347,7 +347,7 @@ def test_all_impossible_values_are_told_at_once(setting: Setting, ddl: Ddl) -> N
     assert told.code == 2
     assert told.out == ""
     lines = told.err.splitlines()
-    assert lines[0] == "ddl: 3 settings cannot be used:"
+    assert lines[0] == "ddl: config: 3 settings cannot be used:"
     assert len(lines) == 4
     shown = ddl("config", "show", setting.words["good"], "--json")
     assert json.loads(shown.out)["settings"]["round"]["quorum"] == 1

@@ -17,6 +17,6 @@ def test_a_report_without_matplotlib_says_what_to_install(
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     told = ddl("report", (tmp_path / "store" / "run").as_uri(), "--out", str(tmp_path / "page"))
     assert told.code == 2
-    assert told.err.startswith("ddl: matplotlib is not installed: a report needs it.")
+    assert told.err.startswith("ddl: config: matplotlib is not installed: a report needs it.")
     assert "decoupled-diloco[plot]" in told.err
     assert not (tmp_path / "page").exists()

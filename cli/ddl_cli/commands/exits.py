@@ -1,28 +1,72 @@
-"""`ddl exits`: what exit codes mean."""
+"""`ddl exits`: what exit codes and the names of errors mean."""
 
 from __future__ import annotations
 
+import difflib
+import inspect
 from typing import Annotated
 
 import typer
 
-from ddl.errors import ConfigError
-from ddl_cli.exits import EXPLAINED, Exit
+from ddl.errors import ConfigError, DdlError
+from ddl_cli.exits import EXPLAINED, Exit, error_kinds, exit_of
 
 
 def exits(
     code: Annotated[
-        int | None, typer.Argument(metavar="[CODE]", help="Only this one.", show_default=False)
+        str | None,
+        typer.Argument(
+            metavar="[CODE]",
+            help="Only this one: an exit code such as 75, or what stands before an error's message.",
+            show_default=False,
+        ),
     ] = None,
 ) -> None:
-    """Tell what an exit code of `ddl` means, and what to do about it; without one, all of them."""
-    if code is not None and code not in EXPLAINED:
+    """Tell what the exit codes and errors of `ddl` mean, and what to do about them."""
+    errors = {kind.code: kind for kind in error_kinds()}
+    if code is None:
+        for one in Exit:
+            _tell_exit(one)
+            for name, kind in errors.items():
+                if exit_of(kind) == one:
+                    typer.echo(f"     {name}: {_meaning(kind)}")
+    elif code in errors:
+        kind = errors[code]
+        typer.echo(f"{code}: {_meaning(kind)}")
+        if kind.retryable:
+            typer.echo(
+                "A running learner or coordinator waits for it to pass, and goes on by itself."
+            )
+        typer.echo("A command that it ends has the exit code")
+        _tell_exit(exit_of(kind))
+    else:
+        _tell_exit(_read(code, list(errors)))
+
+
+def _tell_exit(code: Exit) -> None:
+    told = EXPLAINED[code]
+    typer.echo(f"{code.value:>3}  {told.meaning}\n     To do: {told.todo}.")
+
+
+def _meaning(kind: type[DdlError]) -> str:
+    """The first sentence of what its docstring says."""
+    first = (inspect.getdoc(kind) or "").split("\n\n")[0]
+    return " ".join(first.split())
+
+
+def _read(text: str, names: list[str]) -> Exit:
+    """The exit code that this is. Raises: ConfigError: it is none."""
+    if not text.isdecimal():
+        near = difflib.get_close_matches(text, names, n=1)
         raise ConfigError(
-            f"ddl never ends with {code}",
+            f"no error of ddl is called {text!r}",
+            hint=f"Did you mean {near[0]}?" if near else "`ddl exits` lists them all",
+        )
+    if int(text) not in EXPLAINED:
+        raise ConfigError(
+            f"ddl never ends with {text}",
             hint="Above 128 it is a signal: 137 is SIGKILL, 143 is SIGTERM"
-            if code > 128
+            if int(text) > 128
             else "`ddl exits` lists the codes it ends with",
         )
-    for one in EXPLAINED if code is None else (Exit(code),):
-        told = EXPLAINED[one]
-        typer.echo(f"{one.value:>3}  {told.meaning}\n     To do: {told.todo}.")
+    return Exit(int(text))
