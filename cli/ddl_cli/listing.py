@@ -22,10 +22,15 @@ STEP_WITHIN: Final = 8
 """How many records back the newest step, and its loss, are looked for."""
 
 
+NOT_STARTED: Final = "not started"
+"""State of a run in a store whose log has no record yet: at most it waits for its first version."""
+
+
 class RunRow(Record, frozen=True, kw_only=True):
     """One run. Where `problem` is not empty, only `name` and `store` count.
 
-    `state` is "running", "held", "paused" or "stopped" as the newest record says; `coordinator` is
+    `state` is "running", "held", "paused" or "stopped" as the newest record says, "not started" as long
+    as there is none, of a fork say; `coordinator` is
     the present holder, empty if there is none; `num_learners` are present. A store knows neither:
     these two are None.
     """
@@ -114,7 +119,7 @@ def _in_store(store: Store, name: str) -> RunRow | None:
         name=run.name,
         store=store.url,
         lineage=run.lineage,
-        state=newest.state if newest else "running",
+        state=newest.state if newest else NOT_STARTED,
         global_version=newest.global_version if newest else 0,
         progress=newest.progress if newest else 0.0,
         loss=step.health.loss_mean if step else None,

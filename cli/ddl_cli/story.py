@@ -112,23 +112,8 @@ def _making(record: LogRecord) -> Iterator[Line]:
     total = sum(receipt.weight for receipt in merged)
     for receipt in sorted(merged, key=lambda r: -r.weight):
         share = f"{receipt.weight / total:.0%} of the weight" if total else "without weight"
-        late = f", {counted(receipt.staleness, 'version')} late" if receipt.staleness else ""
+        late = f", {_late(receipt)}" if receipt.staleness else ""
         yield Line(at=at, text=f"merged {receipt.id}: {_work(receipt)}, {share}{late}")
-    if record.carried:
-        names = ", ".join(record.carried)
-        yield Line(
-            at=at, text=f"came too late for it, and was carried into the next round: {names}"
-        )
-    for receipt in record.receipts:
-        if receipt.fate != "merged":
-            yield Line(at=at, text=f"in the same record: {_fate(receipt)}")
-    waits = record.waits
-    yield Line(
-        at=at,
-        text=f"its round took {fine_time(waits.quorum_s)} to the quorum and "
-        f"{fine_time(waits.grace_s)} of grace; fetching {fine_time(waits.fetch_s)}, merging "
-        f"{fine_time(waits.merge_s)}, publishing {fine_time(waits.publish_s)}",
-    )
     health = record.health
     told = [
         f"{name} {value:.3g}"
@@ -142,13 +127,18 @@ def _making(record: LogRecord) -> Iterator[Line]:
     ]
     if told:
         yield Line(at=at, text=", ".join(told))
+    yield Line(
+        at=at,
+        text="what its round waited for, and what was not merged: `ddl explain RUN round "
+        f"{record.global_version}`",
+    )
 
 
 # ---- a round ------------------------------------------------------------------------------------
 
 
 def of_round(number: int, sources: Sources) -> Iterator[Line]:
-    """What a round waited for, and what it made. `number` is its launch number, or, below the first
+    """What a round waited for, and what came of it. `number` is its launch number, or, below the first
     of these, the global version that it made."""
     record = next(
         (r for r in sources.records if r.kind == "step" and number in (r.launch, r.global_version)),
@@ -159,7 +149,7 @@ def of_round(number: int, sources: Sources) -> Iterator[Line]:
         if fact.fields.get("launch") == launch:
             yield Line(at=fact.at, text=f"{fact.name.partition('.')[2]}: {fact.text}")
     if record is not None:
-        yield from _making(record)
+        yield from _closing(record)
     for round_ in sources.shown.rounds if sources.shown else ():
         if round_.launch == launch:
             yield Line(
@@ -171,6 +161,33 @@ def of_round(number: int, sources: Sources) -> Iterator[Line]:
                 f"{round_.quorum} in ({_some(round_.arrived)}); awaits {_some(round_.awaited)}; "
                 f"{round_.reason or 'no reason to wait'}",
             )
+
+
+def _closing(record: LogRecord) -> Iterator[Line]:
+    """The end of a round: who was in, where its time went, and what it had not waited for."""
+    at = record.written_at
+    merged = [receipt for receipt in record.receipts if receipt.fate == "merged"]
+    names = _some([f"{r.id} ({_late(r)})" if r.staleness else str(r.id) for r in merged])
+    yield Line(at=at, text=f"closed with {counted(len(merged), 'contribution')}: {names}")
+    waits = record.waits
+    yield Line(
+        at=at,
+        text=f"it took {fine_time(waits.quorum_s)} to the quorum and "
+        f"{fine_time(waits.grace_s)} of grace; fetching {fine_time(waits.fetch_s)}, merging "
+        f"{fine_time(waits.merge_s)}, publishing {fine_time(waits.publish_s)}",
+    )
+    if record.carried:
+        names = ", ".join(record.carried)
+        text = f"came too late for it, and was carried into the next round: {names}"
+        yield Line(at=at, text=text)
+    for receipt in record.receipts:
+        if receipt.fate != "merged":
+            yield Line(at=at, text=f"in the same record: {_fate(receipt)}")
+    version = record.global_version
+    yield Line(
+        at=at,
+        text=f"it made version {version}; its weights and health: `ddl explain RUN version {version}`",
+    )
 
 
 # ---- a contribution -----------------------------------------------------------------------------
@@ -281,6 +298,10 @@ def _fate(receipt: Receipt) -> str:
 
 def _work(receipt: Receipt) -> str:
     return f"{counted(receipt.steps, 'step')}, {counted(receipt.tokens, 'token')}"
+
+
+def _late(receipt: Receipt) -> str:
+    return f"{counted(receipt.staleness, 'version')} late"
 
 
 def _because(record: LogRecord) -> str:

@@ -32,6 +32,11 @@ def fine_time(seconds: float) -> str:
     return short_time(seconds) if seconds >= 1 else f"{1e3 * max(0.0, seconds):.0f} ms"
 
 
+def times(number: int) -> str:
+    """How often: once, twice, 3 times."""
+    return {1: "once", 2: "twice"}.get(number, f"{number} times")
+
+
 def short_names(names: Sequence[str], width: int) -> list[str]:
     """Names of at most `width` characters (4 or more) that stay different from each other.
 

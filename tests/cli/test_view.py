@@ -14,7 +14,7 @@ from ddl.core.snapshot import snapshot
 from ddl.protocol.records import Health, RunSnapshot, ServiceView, Trouble
 from ddl.protocol.wire import canonical
 from ddl_cli.view.curve import chart, curve
-from ddl_cli.view.head import done_ratio, summary
+from ddl_cli.view.head import done_ratio, head, summary
 from ddl_cli.view.look import Look, Page
 from ddl_cli.view.pages import Frame, printed, rows_of, screenful
 from ddl_cli.view.paper import speaks_unicode
@@ -213,6 +213,16 @@ def test_the_summary_is_one_line() -> None:
     assert summary(sample()) == (
         "version 15 (40%), loss 2.543, 2 of 4 learners training, 15k tokens/s, 40 s left"
     )
+
+
+def test_what_rollbacks_undid_is_told() -> None:
+    """Fewer tokens are in the model than were merged: the heading says how many, and why."""
+    shown = sample()
+    run = msgspec.structs.replace(shown.run, line=1, progress=shown.ledger.merged - 5_000)
+    told = plain(head(msgspec.structs.replace(shown, run=run), Canvas(), Rates()))
+    assert told[0].startswith("demo  running  version 15, rolled back once  ")
+    assert "tokens merged (rollbacks undid 5.0k more), " in told[2]
+    assert not any("roll" in line for line in plain(head(shown, Canvas(), Rates())))
 
 
 def test_without_a_budget_no_share_is_shown() -> None:

@@ -396,6 +396,9 @@ def test_a_fork_begins_with_the_weights_of_its_version(
     assert (young.layout, young.task_digest) == (old.layout, old.task_digest)
     assert (young.settings.outer.lr, young.settings.run.name) == (0.25, "young")
     assert young.settings.keep == old.settings.keep
+    listed = json.loads(ddl("runs", "--store", store.url, "--json").out)["runs"]
+    states = {row["name"]: row["state"] for row in listed}
+    assert states == {RUN: "stopped", "young": "not started"}
     exports = [
         ddl("export", f"{store.url}/{name}", "--at", at, "--out", str(tmp_path / name)).out.strip()
         for name, at in ((RUN, "3"), ("young", "0"))

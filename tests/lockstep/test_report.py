@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 from html.parser import HTMLParser
+from itertools import pairwise
 from pathlib import Path
 from typing import get_args
 from xml.etree import ElementTree as ET
@@ -16,6 +17,7 @@ from PIL import Image
 from ddl.config import KeepSettings, RoundSettings
 from ddl.core import events as e
 from ddl.protocol.records import FATES, Fact, Request
+from ddl_cli.report.canvas import panels, time_along, tokens_along, versions_along
 from ddl_cli.report.page import render
 from ddl_cli.report.plots import MEANINGS, STYLES, draw_all
 from ddl_cli.report.story import MarkKind, Story, gather
@@ -122,6 +124,27 @@ def test_what_happened_is_marked_in_order(story: Story) -> None:
     assert death.progress == earlier[-1]
 
 
+def test_what_a_rollback_undid_is_told(run: Run, story: Story) -> None:
+    """Merged tokens are those that are in the model, and those that are no more."""
+    steps = {record.global_version: record for record in run.records() if record.kind == "step"}
+    (rollback,) = [record for record in run.records() if record.kind == "rollback"]
+    undone = steps[rollback.global_version - 1].progress - steps[8].progress
+    assert undone > 0
+    assert story.undone == pytest.approx(undone)
+    assert "of the merged tokens, by rollbacks" in render(story, [], written_at=0.0)
+
+
+def test_settings_are_told_as_they_were_and_became(story: Story) -> None:
+    """Each change with when, from what to what and by whom; the table has beginning and end."""
+    (change,) = story.changes
+    assert (change.key, change.before, change.after) == ("round.quorum", 1, 2)
+    assert (change.by, story.settings.round.quorum) == ("by ann", 2)
+    assert story.run.settings.round.quorum == 1
+    page = render(story, [], written_at=0.0)
+    assert f", version {change.version}</td><td>round.quorum</td><td>1 to 2</td>" in page
+    assert "<td>round.quorum</td><td>1</td><td>2</td>" in page
+
+
 def test_every_kind_of_mark_has_a_symbol_and_a_meaning() -> None:
     assert set(STYLES) == set(MEANINGS) == set(get_args(MarkKind))
 
@@ -174,6 +197,28 @@ def test_the_page_is_whole_and_stands_alone(story: Story) -> None:
     assert "<spike> & co" in outline.text
     assert page.count("<svg") == len(plots)
     assert render(story, draw_all(story), written_at=0.0) == page
+
+
+@pytest.mark.parametrize("num", [1, 2])
+@pytest.mark.parametrize("end", [8.0, 4_321.0, 50_000.0, 3.1e6, 2.7e9])
+def test_labels_of_an_axis_stand_apart(num: int, end: float) -> None:
+    """However long the run is, and however narrow the panel: enough of them to read it by."""
+    for along in (time_along, tokens_along, versions_along):
+        figure, panes = panels(num)
+        for axes in panes:
+            axes.plot([0.0, end], [0.0, 1.0])
+            along(axes)
+        figure.draw_without_rendering()
+        for axes in panes:
+            begin, last = axes.get_xlim()
+            labels = [
+                label.get_window_extent()
+                for place, label in zip(axes.get_xticks(), axes.get_xticklabels(), strict=True)
+                if begin <= place <= last
+            ]
+            assert len(labels) >= 2
+            gaps = [b.x0 - a.x1 for a, b in pairwise(labels)]
+            assert min(gaps) > 2, (along, [label.get_text() for label in axes.get_xticklabels()])
 
 
 def test_a_run_without_versions_has_a_page_too(run: Run) -> None:

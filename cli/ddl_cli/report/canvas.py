@@ -20,6 +20,19 @@ POINTS_MAX: Final = 200
 """More than these are averaged in groups: a picture has no more room."""
 
 
+TICKS: Final = 8
+"""Labels along an axis that is as wide as the page, at most."""
+
+_MINUTE, _HOUR, _DAY = 60, 3600, 86400
+TIME_STEPS: Final = (
+    *(1, 2, 5, 10, 20, 30),
+    *(_MINUTE * n for n in (1, 2, 5, 10, 20, 30)),
+    *(_HOUR * n for n in (1, 2, 3, 6, 12)),
+    *(_DAY * n for n in (1, 2, 5, 10, 20, 50, 100)),
+)
+"""Seconds between two labels of time: such as people count in."""
+
+
 class Plot(NamedTuple):
     """One picture.
 
@@ -56,16 +69,36 @@ def grouped(xs: Sequence[float], ys: Sequence[float]) -> tuple[list[float], list
 
 def tokens_along(axes: Axes) -> None:
     """Tokens from left to right."""
+    from matplotlib.ticker import MaxNLocator
+
+    axes.xaxis.set_major_locator(MaxNLocator(_ticks(axes), steps=[1, 2, 5, 10]))
     axes.xaxis.set_major_formatter(lambda value, _: short_number(value))
 
 
-def time_along(axes: Axes) -> None:
-    """Seconds from left to right."""
+def versions_along(axes: Axes) -> None:
+    """Global versions from left to right."""
     from matplotlib.ticker import MaxNLocator
 
+    axes.set_xlabel("version")
+    axes.xaxis.set_major_locator(MaxNLocator(_ticks(axes), integer=True))
+
+
+def time_along(axes: Axes) -> None:
+    """Seconds from left to right, of what is drawn by now."""
+    from matplotlib.ticker import MultipleLocator
+
     axes.set_xlabel("time")
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    begin, end = axes.get_xlim()
+    least = (end - begin) / _ticks(axes)
+    step = next((step for step in TIME_STEPS if step >= least), least)
+    axes.xaxis.set_major_locator(MultipleLocator(step))
     axes.xaxis.set_major_formatter(lambda value, _: short_time(value))
+
+
+def _ticks(axes: Axes) -> int:
+    """Labels that have room below a panel."""
+    place = axes.get_subplotspec()
+    return TICKS // (place.get_gridspec().ncols if place is not None else 1)
 
 
 def panels(num: int, *, height: float = 2.8) -> tuple[Figure, list[Axes]]:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from html import escape
 
+from ddl.config import all_keys, get
 from ddl.names import counted
 from ddl.protocol.records import FATES
 from ddl_cli.report.canvas import Plot
@@ -82,6 +83,8 @@ def _facts(story: Story) -> str:
             ),
         ),
     ]
+    if story.undone >= 1:
+        rows.append(("undone", f"{short_number(story.undone)} of the merged tokens, by rollbacks"))
     if story.losses:
         first, last = story.losses[0][1], story.losses[-1][1]
         rows.append(("training loss", f"{first:.4f} at first, {last:.4f} at last"))
@@ -140,17 +143,26 @@ def _marks(story: Story) -> str:
 
 
 def _settings(story: Story) -> str:
-    from ddl.config import all_keys, get
-
-    settings = story.run.settings
+    """What was changed during the run, and below that all there are, at its beginning and its end."""
+    changes = [
+        (
+            f"{short_time(change.at_s)}, version {change.version}",
+            change.key,
+            f"{change.before} to {change.after}",
+            change.by,
+        )
+        for change in story.changes
+    ]
     rows = [
-        (key, str(get(settings, key)))
+        (key, *(str(get(settings, key)) for settings in (story.run.settings, story.settings)))
         for key in all_keys()
         if not key.startswith(("redis.", "store."))
     ]
     return (
-        "<h2>Settings at the beginning</h2><details><summary>show</summary>"
-        + table(("setting", "value"), rows, numbers=())
+        "<h2>Settings</h2>"
+        + (table(("changed at", "setting", "from", "by"), changes, numbers=()) if changes else "")
+        + "<details><summary>show all</summary>"
+        + table(("setting", "at the beginning", "at the end"), rows, numbers=())
         + "</details>"
     )
 

@@ -6,7 +6,15 @@ from collections.abc import Callable, Sequence
 from statistics import mean
 from typing import TYPE_CHECKING, Final
 
-from ddl_cli.report.canvas import Plot, grouped, panels, picture, time_along, tokens_along
+from ddl_cli.report.canvas import (
+    Plot,
+    grouped,
+    panels,
+    picture,
+    time_along,
+    tokens_along,
+    versions_along,
+)
 from ddl_cli.report.story import Mark, MarkKind, Step, Story
 from ddl_cli.units import short_number
 
@@ -89,7 +97,7 @@ def _participation(story: Story) -> Plot:
     carried = [float(step.carried) for step in story.steps]
     axes.step(*grouped(versions, counts), where="mid", label="merged")
     axes.step(*grouped(versions, carried), where="mid", label="carried to a later version")
-    axes.set_xlabel("version")
+    versions_along(axes)
     axes.set_ylabel("contributions")
     axes.set_ylim(bottom=0)
     axes.legend()
@@ -147,7 +155,7 @@ def _waits(story: Story) -> Plot:
     versions = [float(step.version) for step in story.steps]
     rows = [grouped(versions, [getattr(s.waits, part) for s in story.steps]) for part in parts]
     axes.stackplot(rows[0][0], *(row[1] for row in rows), labels=[p[:-2] for p in parts])
-    axes.set_xlabel("version")
+    versions_along(axes)
     axes.set_ylabel("seconds")
     axes.legend(loc="upper left", ncols=len(parts))
     means = {part: mean(getattr(s.waits, part) for s in story.steps) for part in parts}
@@ -193,7 +201,7 @@ def _health(story: Story) -> Plot | None:
     norms.set_ylabel("length of the outer step (L2)")
     norms.set_ylim(bottom=0)
     for axes in (cosines, norms):
-        axes.set_xlabel("version")
+        versions_along(axes)
     says = f"Length of the outer step: {rows[0][1]:.3g} at first, {rows[-1][1]:.3g} at the end."
     return picture("Health of outer steps", figure, says)
 

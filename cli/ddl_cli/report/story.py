@@ -7,6 +7,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal, NamedTuple
 
+from ddl import config
+from ddl.config import Scalar, Settings
+from ddl.core.chain import because
 from ddl.core.facts import told_by
 from ddl.protocol.records import FATES, Fact, Fate, Health, LogRecord, RunRecord, RunState, Waits
 
@@ -36,6 +39,23 @@ class Mark(NamedTuple):
     progress: float
     kind: MarkKind
     text: str
+
+
+class Change(NamedTuple):
+    """A setting that was changed during the run.
+
+    Attributes:
+        at_s: seconds since the run was created.
+        version: the newest one then.
+        by: who, and why if that was said.
+    """
+
+    at_s: float
+    version: int
+    key: str
+    before: Scalar
+    after: Scalar
+    by: str
 
 
 class Step(NamedTuple):
@@ -80,6 +100,7 @@ class Story:
     """A run, told from its beginning to the newest record."""
 
     run: RunRecord
+    changes: list[Change] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
     marks: list[Mark] = field(default_factory=list)
     parts: dict[str, Part] = field(default_factory=dict)
@@ -93,6 +114,16 @@ class Story:
     def tokens(self) -> dict[Fate, float]:
         """All work that was settled, by fate."""
         return {fate: sum(part.tokens[fate] for part in self.parts.values()) for fate in FATES}
+
+    @property
+    def settings(self) -> Settings:
+        """Those in force at the end; those of the beginning are the run's."""
+        return config.amend(self.run.settings, {c.key: c.after for c in self.changes})
+
+    @property
+    def undone(self) -> float:
+        """Merged tokens that rollbacks took out of the model again."""
+        return max(0.0, self.tokens["merged"] - self.progress)
 
     @property
     def merged_share(self) -> float | None:
@@ -126,6 +157,7 @@ def gather(
     for record in records:
         at_s = record.written_at - run.created_at
         _settle(story, record, at_s)
+        _change(story, record, at_s)
         if record.kind == "step":
             story.steps.append(_step(story, record, at_s, payload_bytes))
         for fact in told_by([record], state):
@@ -156,6 +188,14 @@ def _settle(story: Story, record: LogRecord, at_s: float) -> None:
         part.tokens[receipt.fate] += receipt.tokens * shares[receipt.fragment]
         if receipt.reason:
             part.reasons[receipt.reason] += 1
+
+
+def _change(story: Story, record: LogRecord, at_s: float) -> None:
+    before = story.settings
+    for key, after in record.changes.items():
+        by = because(record)
+        change = Change(at_s, record.global_version, key, config.get(before, key), after, by)
+        story.changes.append(change)
 
 
 def _step(story: Story, record: LogRecord, at_s: float, payload_bytes: Sequence[int]) -> Step:

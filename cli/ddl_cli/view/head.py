@@ -11,7 +11,7 @@ from rich.text import Text
 
 from ddl.core.snapshot import tokens_per_s
 from ddl.protocol.records import RunSnapshot, Trouble
-from ddl_cli.units import short_number, short_time
+from ddl_cli.units import short_number, short_time, times
 from ddl_cli.view.curve import chart, curve
 from ddl_cli.view.text import Canvas, cropped, flow, optional, sentence
 from ddl_cli.view.trail import Rates
@@ -104,7 +104,7 @@ def _standing(shown: RunSnapshot) -> Text:
     )
     text.append(f"  version {run.global_version}")
     if run.line:
-        text.append(f" on line {run.line}")
+        text.append(f", rolled back {times(run.line)}")
     done = done_ratio(shown)
     if done is not None:
         budget = f"{run.stop_commits} commits" if run.stop_commits else ""
@@ -128,6 +128,9 @@ def _loss(shown: RunSnapshot, canvas: Canvas) -> Text:
 
 def _tokens(shown: RunSnapshot) -> Text:
     text = Text(f"{short_number(shown.run.progress)} tokens merged")
+    undone = shown.ledger.merged - shown.run.progress
+    if shown.run.line and undone >= 1:
+        text.append(f" (rollbacks undid {short_number(undone)} more)")
     rate = token_rate(shown)
     if rate:
         text.append(f", {short_number(rate)}/s")

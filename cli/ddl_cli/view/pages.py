@@ -173,7 +173,7 @@ COLUMNS: Final = (
     ("last hand-in", "its fate, and how many versions it came late"),
     ("behind", "versions it has not adopted, of its most outdated fragment"),
     ("stall", "share of its time that training spends inside ddl"),
-    ("goodput", "share of learners' time whose work is not thrown away"),
+    ("goodput", "share of learners' time, less pauses, whose work is kept"),
     ("agreement", "of contributions with their mean: 1 is the same direction"),
     ("with momentum", "+1: outer steps go on as before; -1: they take it back"),
 )
