@@ -36,6 +36,9 @@ if TYPE_CHECKING:
 Purpose = Literal["init", "train", "evaluate"]
 
 MODULE_PREFIX: Final = "_ddl_task_"
+
+LIKE: Final = 0.8
+"""From which likeness on, 1 is equal, one name is taken for another one misspelt: `widht`, `lrr`."""
 """Task files are modules of a private name, which no other process can import."""
 
 
@@ -54,7 +57,8 @@ class TaskContext:
         rank: this process among those of the learner.
         world_size: number of processes of the learner.
         args: `[task.args]` of `run.toml`, overridden by `--arg KEY=VALUE` of this machine. One that
-            stands only in `--arg`, and that `build` does not ask for, is refused as misspelt.
+            `build` does not ask for is refused as misspelt if it stands only in `--arg`, or if
+            `build` asks in vain for one of nearly its name.
     """
 
     run: str
@@ -238,6 +242,7 @@ class _ReadArgs(Mapping[str, "Scalar"]):
 
     def __init__(self, args: Mapping[str, Scalar]) -> None:
         self._args = args
+        self.given = frozenset(args)
         self.asked: set[str] = set()
 
     def __getitem__(self, name: str) -> Scalar:
@@ -253,6 +258,8 @@ class _ReadArgs(Mapping[str, "Scalar"]):
 
 
 def _check_read(args: _ReadArgs, own_args: Collection[str]) -> None:
+    """Refuse misspelt arguments. One of `[task.args]` may be for another purpose than this one, so
+    that it is not read proves nothing; that a name close to it is missed does. Raises: TaskError."""
     unread = sorted(set(own_args) - args.asked)
     if unread:
         near = difflib.get_close_matches(unread[0], sorted(args.asked), n=1)
@@ -261,6 +268,14 @@ def _check_read(args: _ReadArgs, own_args: Collection[str]) -> None:
             f"--arg {unread[0]}: build(ctx) does not ask for such an argument",
             hint=f"Did you mean {near[0]!r}?" if near else known,
         )
+    missed = sorted(args.asked - args.given)
+    for name in sorted(args.given - args.asked):
+        if near := difflib.get_close_matches(name, missed, n=1, cutoff=LIKE):
+            raise TaskError(
+                f"[task.args] {name}: build(ctx) does not ask for it, but for {near[0]!r}",
+                hint=f"Call it {near[0]} in run.toml; where the run exists already, give "
+                f"--arg {near[0]}=VALUE",
+            )
 
 
 def check_task(task: Task, ctx: TaskContext) -> None:

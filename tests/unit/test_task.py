@@ -115,6 +115,21 @@ def test_a_task_file_may_import_its_neighbour(written: Any) -> None:
     sys.modules.pop("neighbour_of_this_task")
 
 
+@pytest.mark.parametrize("purpose", ["init", "train", "evaluate"])
+def test_a_misspelt_argument_of_the_run_is_refused(written: Any, purpose: Any) -> None:
+    """`build` asks in vain for one of nearly its name; given under both names it is no mistake."""
+    file = written(GOOD)
+    with pytest.raises(TaskError, match=r"\[task.args\] widht: .* for 'width'") as refused:
+        load_task(file, context(args={"widht": 5}, purpose=purpose))
+    assert "--arg width=VALUE" in str(refused.value.hint)
+    load_task(file, context(args={"widht": 5, "width": 4}, purpose=purpose))
+
+
+def test_an_argument_for_another_purpose_is_no_mistake(written: Any) -> None:
+    """Nothing that `build` asks for is called nearly so: it may ask for it when it trains."""
+    load_task(written(GOOD), context(args={"data": "x"}, purpose="init"))
+
+
 def test_without_training_a_model_is_enough(written: Any) -> None:
     """At genesis and for evaluation neither optimizer nor data is asked for."""
     bare = "from torch import nn\nimport ddl\nbuild = lambda ctx: ddl.Task(model=nn.Linear(1, 1))"
