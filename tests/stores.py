@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
@@ -80,3 +81,15 @@ class SilentStore(HookedStore):
     def get(self, key: str, *, progress: Progress | None = None) -> bytearray:
         del progress
         raise StoreUnavailableError(f"no answer for {key}")
+
+
+class StuckStore(HookedStore):
+    """One that answers no read of an object before it is told to."""
+
+    def __init__(self, store: Store) -> None:
+        super().__init__(store)
+        self.may_answer = threading.Event()
+
+    def get(self, key: str, *, progress: Progress | None = None) -> bytearray:
+        assert self.may_answer.wait(60)
+        return super().get(key, progress=progress)

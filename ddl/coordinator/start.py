@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -30,7 +31,7 @@ from ddl.registry.coordinator import RedisCoordinator
 from ddl.store.base import Store
 from ddl.store.open_url import open_url
 from ddl.store.probe import probe_create_once
-from ddl.store.retry import Retried
+from ddl.store.retry import HICCUP_S, Retried
 from ddl.task import task_digest
 
 
@@ -188,7 +189,8 @@ class Coordinator:
         task_digest(self._options.task_file)  # it can be read
         self._server_clock.observe(self._registry.now())
         entry = self._registry.read_entry()
-        self._catch_up()
+        with self._first_contact():
+            self._catch_up()
         resume.check_entry(entry, self._run, self._store.url)
         if self._run is not None and self._options.init is not None:
             raise ConfigError(
@@ -217,6 +219,24 @@ class Coordinator:
         if run is not None:
             resume.check_run(run, self._options.loaded, self._options.task_file, self._journal)
             self._run, self._log = run, self._history.fold(run)
+
+    @contextmanager
+    def _first_contact(self) -> Iterator[None]:
+        """Say what is waited for if the store takes long, and nothing has been said of it."""
+
+        def tell() -> None:
+            if not self._troubles.seconds(STORE):
+                at = self._settings.store.endpoint_url
+                where = f"{self._store.url} at {at}" if at else self._store.url
+                self._journal.tell("store.awaited", f"no answer yet from {where}; still waiting")
+
+        timer = threading.Timer(HICCUP_S, tell)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
 
     def _catch_up_if_stored(self) -> None:
         try:

@@ -93,7 +93,10 @@ class Verdict(NamedTuple):
 
 
 HICCUP_TRIES: Final = 2
-"""Failures in a row of one request that are nothing to speak of."""
+"""Failures in a row of one request that are nothing to speak of, if they pass quickly."""
+
+HICCUP_S: Final = 3.0
+"""And how quickly: who waits for longer without a word wonders what for."""
 
 
 class Retried(NamedTuple):
@@ -103,11 +106,13 @@ class Retried(NamedTuple):
     attempt: int
     wait_s: float
     error: str
+    silent_s: float = 0.0
+    """Since bytes were received last, or since the beginning."""
 
     @property
     def is_hiccup(self) -> bool:
         """Whether it is nothing to speak of yet."""
-        return self.attempt <= HICCUP_TRIES
+        return self.attempt <= HICCUP_TRIES and self.silent_s < HICCUP_S
 
 
 OnRetry = Callable[[Retried], None]
@@ -126,7 +131,7 @@ class Attempts:
         self._policy = policy
         self._stop = stop
         self._on_retry = on_retry
-        self._started = policy.clock.monotonic()
+        self._started = self._heard_at = policy.clock.monotonic()
         self._limit_s = policy.limit_s(num_bytes)
         self._streak = 0
         self._waited_s = 0.0
@@ -143,6 +148,7 @@ class Attempts:
     def received(self) -> None:
         """Some bytes have come. Raises: as `check`."""
         self.check()
+        self._heard_at = self._policy.clock.monotonic()
         self._streak = 0
         self._waited_s = 0.0
 
@@ -160,7 +166,8 @@ class Attempts:
             message = f"cannot {self._what}: {verdict.message}{tries if self.number > 1 else ''}"
             raise verdict.kind(message, hint=verdict.hint) from cause
         if self._on_retry:
-            self._on_retry(Retried(self._what, self.number, wait_s, verdict.message))
+            silent_s = policy.clock.monotonic() - self._heard_at
+            self._on_retry(Retried(self._what, self.number, wait_s, verdict.message, silent_s))
         policy.pause(self._stop, wait_s)
         self.number += 1
         self._streak += 1

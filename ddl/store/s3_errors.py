@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import socket
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any, Final, NamedTuple
@@ -149,6 +150,12 @@ _BY_STATUS: Final[dict[int, Meaning]] = {
     507: _FULL,
 }
 
+_NO_HOST: Final = Meaning(
+    StoreUnavailableError,
+    "{endpoint} cannot be found: {error}",
+    "Check store.endpoint_url, store.region and the name service of this machine",
+    tries=6,  # a few seconds: a network that has just come up may not know its names yet
+)
 _UNTRUSTED: Final = Meaning(
     StoreDeniedError,
     "the certificate of {endpoint} is not trusted: {error}",
@@ -235,6 +242,8 @@ def judge(error: Exception, place: Place, clock: Clock) -> Verdict:
         retry_after_s = _retry_after_s(error, clock)
     elif isinstance(error, boto.SSLError) and "CERTIFICATE_VERIFY_FAILED" in str(error):
         meaning = _UNTRUSTED
+    elif _is_unknown_host(error):
+        meaning = _NO_HOST
     else:
         meaning = next(meaning for kinds, meaning in _FAILURES if isinstance(error, kinds))
     return Verdict(
@@ -245,6 +254,15 @@ def judge(error: Exception, place: Place, clock: Clock) -> Verdict:
         retry_after_s=retry_after_s,
         renew=meaning.renew,
     )
+
+
+def _is_unknown_host(error: BaseException | None) -> bool:
+    """Whether a name was looked up and does not exist; no answer to the question is another thing."""
+    while error is not None:
+        if isinstance(error, socket.gaierror):
+            return error.errno == socket.EAI_NONAME
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def server_time(reply: dict[str, Any]) -> float | None:

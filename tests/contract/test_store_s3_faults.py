@@ -9,6 +9,7 @@ from __future__ import annotations
 import email.utils
 import os
 import signal
+import socket
 import ssl
 import subprocess
 import sys
@@ -17,6 +18,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Never
 
 import pytest
 
@@ -637,6 +639,29 @@ def test_nothing_listens(weed: S3Server, clock: JumpingClock) -> None:
     with FaultProxy(weed.endpoint_url) as proxy:
         store = open_store(proxy, weed, clock, "nothing")
     with pytest.raises(StoreUnavailableError, match=f"{proxy.endpoint_url} cannot be reached"):
+        store.get("run/x")
+    store.close()
+
+
+@pytest.mark.parametrize(("errno", "tries"), [(socket.EAI_NONAME, 6), (socket.EAI_AGAIN, 11)])
+def test_a_host_that_does_not_exist(
+    errno: int, tries: int, weed: S3Server, clock: JumpingClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A name that is no host's is given a few seconds; a name service that fails, the whole minute."""
+
+    def look_up(*_: object, **__: object) -> Never:
+        raise socket.gaierror(errno, "planted")
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    settings = StoreSettings(endpoint_url="http://nowhere.example:9000")
+    store = S3Store(
+        weed.bucket,
+        "nowhere",
+        settings,
+        environment=weed.environment,
+        policy=RetryPolicy(clock=clock, random=lambda: 1.0, pause=clock.pause),
+    )
+    with pytest.raises(StoreUnavailableError, match=rf"nowhere.example.*\({tries} tries"):
         store.get("run/x")
     store.close()
 

@@ -41,7 +41,7 @@ from tests.coordinating import (
     write_run,
 )
 from tests.redis_servers import admin
-from tests.stores import CarelessStore, HookedStore
+from tests.stores import CarelessStore, HookedStore, StuckStore
 
 Join = Callable[..., ScriptedLearner]
 
@@ -571,6 +571,21 @@ def test_a_store_that_ignores_create_once_is_refused(toml: Path, store: LocalSto
     """The log could not be kept in it."""
     with pytest.raises(StoreError, match="does not create objects once"):
         Running(options(toml), CarelessStore(store)).wait()
+
+
+def test_who_waits_for_the_store_at_the_start_is_told(
+    toml: Path, store: LocalStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a few seconds a line names the store that has not answered, and its endpoint."""
+    monkeypatch.setattr("ddl.coordinator.start.HICCUP_S", 0.05)
+    stuck = StuckStore(store)
+    coordinator = Running(options(toml, store__endpoint_url="http://there:9000"), stuck)
+    waited = f"no answer yet from {store.url} at http://there:9000"
+    try:
+        eventually(lambda: waited in coordinator.log.getvalue())
+    finally:
+        stuck.may_answer.set()
+    coordinator.ready().end()
 
 
 def test_momentum_that_is_missing_stops_a_restart(

@@ -88,6 +88,27 @@ def test_the_whole_is_bounded() -> None:
         attempts.received()
 
 
+def test_a_hiccup_is_few_tries_and_passes_quickly() -> None:
+    """The third failure in a row is worth a word, and the first one if it was seconds in coming."""
+    told: list[bool] = []
+    waits = Waits()
+    policy = RetryPolicy(clock=waits, random=lambda: 1.0, pause=waits.pause)
+
+    def operation() -> Attempts:
+        return Attempts("do it", policy, Stop(), lambda retried: told.append(retried.is_hiccup), 0)
+
+    fail(operation(), times=3)
+    assert told == [True, True, False]
+    slow = operation()
+    waits.now += 2.9
+    slow.received()
+    waits.now += 2.9
+    fail(slow, times=1)
+    waits.now += 2.9
+    fail(slow, times=1)
+    assert told[3:] == [True, False]
+
+
 def test_a_verdict_may_limit_tries() -> None:
     """A failure that will not go away is raised at once; one worth three tries is tried thrice."""
     for tries in (1, 3):
