@@ -85,6 +85,10 @@ promises *ARGS: setup
 quality *ARGS: setup
     cd "{{ root }}" && PYTHONPATH=".:cli" "{{ bin }}/python" -m examples.quality "$@"
 
+# draw README's pictures anew, from a demo that is played for them
+pictures: setup
+    cd "{{ root }}" && PYTHONPATH=".:cli" "{{ bin }}/python" -m examples.pictures
+
 # train one model with three learner processes, one of which is killed
 demo *ARGS: setup
     "{{ bin }}/ddl" demo "$@"

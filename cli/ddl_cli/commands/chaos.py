@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -9,10 +10,12 @@ import typer
 
 from ddl.errors import ConfigError
 from ddl_cli.arguments import key_values
+from ddl_cli.chaos.schedule import Odds, check, cut_short, draw, parse_fault, tape_of
 from ddl_cli.exits import Exit
 
 LEARNERS: Final = 8
 SECONDS: Final = 90.0
+ODDS: Final = Odds()
 
 
 def chaos(
@@ -29,17 +32,31 @@ def chaos(
     free_seconds: Annotated[
         float, typer.Option(metavar="S", min=1, help="Length of the run without faults before it.")
     ] = 45.0,
-    seed: Annotated[int, typer.Option(help="Another one draws other faults.")] = 0,
+    seed: Annotated[
+        int | None, typer.Option(metavar="N", help="Another one draws other faults; 0.")
+    ] = None,
     mtbf: Annotated[
-        float,
-        typer.Option(metavar="S", min=0.1, help="Mean seconds between two faults of a learner."),
-    ] = 45.0,
+        float | None,
+        typer.Option(
+            metavar="S",
+            min=0.1,
+            help=f"Mean seconds between two faults of a learner; {ODDS.mtbf_s:g}.",
+        ),
+    ] = None,
     away: Annotated[
-        float, typer.Option(metavar="S", min=0, help="Seconds until a learner comes back.")
-    ] = 5.0,
+        float | None,
+        typer.Option(
+            metavar="S", min=0, help=f"Seconds until a learner comes back; {ODDS.down_s:g}."
+        ),
+    ] = None,
     coordinator_kills: Annotated[
-        int, typer.Option(metavar="N", min=0, help="How often the coordinator is killed.")
-    ] = 3,
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=0,
+            help=f"How often the coordinator is killed; {ODDS.services['kill-coordinator']}.",
+        ),
+    ] = None,
     tape: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Play these faults, in place of drawn ones."),
@@ -88,7 +105,6 @@ def chaos(
     --against ddp has the same model, data and steps restart from checkpoints.
     """
     from ddl.simulate.tape import load_tape
-    from ddl_cli.chaos.schedule import Odds, check, cut_short, draw, parse_fault, tape_of
 
     if against not in (None, "ddp"):
         raise ConfigError(f"--against {against!r} is unknown", hint="There is --against ddp")
@@ -98,6 +114,15 @@ def chaos(
         raise ConfigError("--s3 and --store both say where objects go", hint="Leave one out")
     if tape and fault:
         raise ConfigError("--tape and --fault both say what fails", hint="Leave one out")
+    drawn = {"--seed": seed, "--mtbf": mtbf, "--away": away}
+    drawn["--coordinator-kills"] = coordinator_kills
+    given = [option for option, value in drawn.items() if value is not None]
+    if given and (tape or fault):
+        raise ConfigError(
+            f"{given[0]} is about faults that are drawn, and {'--tape' if tape else '--fault'} "
+            "says which there are",
+            hint="Leave one out",
+        )
     if tape:
         played = load_tape(tape)
         if learners not in (None, played.learners):
@@ -109,10 +134,15 @@ def chaos(
     elif fault:
         played = tape_of(map(parse_fault, fault), learners=count, horizon_s=horizon_s)
     else:
-        odds = Odds(mtbf_s=mtbf, down_s=away)
-        odds = odds.with_coordinator_kills(coordinator_kills)
+        odds = replace(
+            ODDS,
+            mtbf_s=ODDS.mtbf_s if mtbf is None else mtbf,
+            down_s=ODDS.down_s if away is None else away,
+        )
+        if coordinator_kills is not None:
+            odds = odds.with_coordinator_kills(coordinator_kills)
         odds = odds.without_redis() if redis else odds
-        played = draw(odds, learners=count, horizon_s=horizon_s, seed=seed)
+        played = draw(odds, learners=count, horizon_s=horizon_s, seed=seed or 0)
     check(played, own_redis=redis is None)
     from ddl_cli.chaos.command import Options, run_chaos
     from ddl_cli.demo.command import new_folder

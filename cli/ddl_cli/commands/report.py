@@ -49,7 +49,7 @@ def report(
     try:
         history = History(opened, place.run)
         record = history.existing_run()
-        story = gather(record, read_log(history), payload_bytes=_payload_bytes(record), facts=facts)
+        story = gather(record, read_log(history), payload_bytes=payload_bytes(record), facts=facts)
     finally:
         opened.close()
     page = render(story, draw_all(story), written_at=time.time())
@@ -81,7 +81,7 @@ def _facts(place: Place) -> tuple[Fact, ...]:
         registry.close()
 
 
-def _payload_bytes(run: RunRecord) -> list[int]:
+def payload_bytes(run: RunRecord) -> list[int]:
     """Size of a contribution of each fragment; headers differ by some bytes."""
     from ddl.codec.codecs import CODECS
     from ddl.codec.contribution import contribution_bytes
