@@ -168,10 +168,12 @@ def _first_difference(run: Layout, ours: Layout) -> str:
     if missing := sorted(theirs.keys() - mine.keys()):
         return f"it has the tensor {missing[0]!r}, which this task's model lacks"
     for name, spec in mine.items():
-        if _describe(theirs[name]) != _describe(spec):
-            return f"{name!r} is {_describe(theirs[name])} in the run and {_describe(spec)} in this task"
+        for before, now in zip(_described(theirs[name]), _described(spec), strict=True):
+            if before != now:
+                return f"{name!r} is {before} in the run and {now} in this task"
     return "its tensors are tied or dealt to fragments in another way"
 
 
-def _describe(spec: TensorSpec) -> str:
-    return f"{spec.dtype} {spec.shape} ({spec.kind}, rule {spec.rule})"
+def _described(spec: TensorSpec) -> tuple[str, ...]:
+    """What a tensor is, from the plainest on."""
+    return f"{spec.dtype} {spec.shape}", f"a {spec.kind}", f"merged by the rule {spec.rule!r}"
