@@ -42,6 +42,13 @@ def test_programs_that_the_shell_finds_are_called_by_name(
     assert typed.program("ddl") == ".venv/bin/ddl"
 
 
+def test_a_program_is_called_from_the_folder_where_it_will_be_typed(
+    environment: Path, tmp_path: Path
+) -> None:
+    """`ddl init DIR` tells what to do in DIR."""
+    assert typed.program("ddl", here=tmp_path / "run") == str(environment / "ddl")
+
+
 def test_a_program_that_is_kept_elsewhere_is_called_by_name(environment: Path) -> None:
     """As after `pip install --user`."""
     (environment / "ddl").unlink()

