@@ -17,7 +17,7 @@ from torch import Tensor
 from ddl import __version__
 from ddl.codec.digest import sha256
 from ddl.codec.dtypes import CODES, torch_dtype
-from ddl.codec.frame import TensorPlan, plan_frame
+from ddl.codec.frozen import encode_frozen
 from ddl.config import Settings
 from ddl.coordinator.initial import load_initial
 from ddl.coordinator.payloads import Payloads
@@ -26,7 +26,7 @@ from ddl.merge.inspect import ModelDescription, describe_model
 from ddl.merge.layout import plan_layout
 from ddl.protocol.keys import ObjectKeys
 from ddl.protocol.records import Layout, ObjectRef, RunRecord
-from ddl.protocol.wire import SCHEMA, canonical
+from ddl.protocol.wire import canonical
 from ddl.registry.base import shared_settings
 from ddl.store.base import Store
 from ddl.task import Task, TaskContext, in_file, load_task, task_digest
@@ -177,14 +177,7 @@ def _put_frozen(
     if not names:
         return None
     living = {**description.tensors, **description.frozen}
-    tensors = {name: values[name].detach().to(living[name].dtype) for name in names}
-    plan = plan_frame(
-        [TensorPlan(name, t.dtype, tuple(t.shape)) for name, t in tensors.items()],
-        canonical({"schema": SCHEMA, "kind": "frozen", "run": keys.run}),
-    )
-    data = bytearray(plan.num_bytes)
-    for name, place in plan.lay_out(data).items():
-        place.copy_(tensors[name])
+    data = encode_frozen({name: values[name].detach().to(living[name].dtype) for name in names})
     digest = sha256(data)
     store.put(keys.frozen(digest), data)
     return ObjectRef(key=keys.frozen(digest), bytes=len(data), sha256=digest)

@@ -29,8 +29,9 @@ from ddl.learner.beat import BeatThread
 from ddl.learner.claiming import ClaimThread, claim_for
 from ddl.learner.departure import Departed
 from ddl.learner.down import DownThread
+from ddl.learner.frozen import take_frozen
 from ddl.learner.meters import LossMeter, StepClock, Transfers
-from ddl.learner.port import ModelPort, check_model
+from ddl.learner.port import ModelPort
 from ddl.learner.session import JoinOptions, Session, find_run
 from ddl.learner.shared import Shared, StagedFragment
 from ddl.learner.up import Taken, UpThread
@@ -124,7 +125,8 @@ class Learner:
         )
         session = find_run(options)
         try:
-            check_model(model, session.run.run.layout)
+            if taken := take_frozen(model, session.run.run, session.store):
+                session.journal.tell("model.frozen", taken)
             session.enter()
         except BaseException:
             session.close()

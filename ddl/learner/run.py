@@ -15,8 +15,8 @@ import torch
 from ddl.config import Scalar
 from ddl.errors import ConfigError, DdlError, RefusedError, TaskError, TrainingError
 from ddl.learner.departure import Departure
+from ddl.learner.frozen import take_frozen
 from ddl.learner.learner import Learner
-from ddl.learner.port import check_model
 from ddl.learner.session import JoinOptions, Session, find_run
 from ddl.metrics.families import Family, of_learner
 from ddl.metrics.log import writing
@@ -176,7 +176,9 @@ def _build(build: Build, session: Session, options: TaskOptions, device: torch.d
     context = _context(session, options, device)
     task = build_task(options.task, build, context, own_args=own_args)
     with in_file(options.task):
-        check_model(task.model, run.layout)
+        taken = take_frozen(task.model, run, session.store)
+    if taken:
+        session.journal.tell("model.frozen", taken)
     return task
 
 
