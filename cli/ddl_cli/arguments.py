@@ -42,7 +42,10 @@ def key_values(texts: Iterable[str], *, option: str) -> dict[str, str]:
     for text in texts:
         key, separator, value = text.partition("=")
         if not separator or not key.strip():
-            raise ConfigError(f"{option} {text!r} is not KEY=VALUE")
+            raise ConfigError(
+                f"{option} {text!r} is not KEY=VALUE",
+                hint=f"Write {key.strip() or 'KEY'}=VALUE in one piece, without blanks",
+            )
         pairs[key.strip()] = value.strip()
     return pairs
 

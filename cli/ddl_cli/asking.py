@@ -43,6 +43,11 @@ def ask(place: Place, wish: Request, *, timeout_s: float) -> Head:
     registry = place.reader()
     try:
         view = registry.view(num_facts=0)
+        if view.lease is None and view.head is not None and view.head.state == "stopped":
+            raise DdlError(
+                f"nobody can {_words(wish)}: {place.run!r} is over, {view.head.why}",
+                hint="To go on with it, start its coordinator, with a larger [stop] if that was why",
+            )
         if view.entry is not None and view.lease is None:
             raise DdlError(
                 f"no coordinator of {place.run!r} is running, so nobody can {_words(wish)}",

@@ -117,7 +117,8 @@ def _from_store(place: Place, reason: str) -> RunSnapshot:
         if found is None:
             raise UnknownRunError(
                 f"there is no run {place.run!r} in {store.url}",
-                hint="A store's address in --store or DDL_STORE stands without the run's name",
+                hint=f"`ddl runs --store {store.url}` lists those that are there; --store and "
+                "DDL_STORE name a store without a run",
             )
         return found
     finally:

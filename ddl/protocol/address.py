@@ -177,6 +177,9 @@ def _run_name(name: str, text: str) -> str:
     try:
         return check_run_name(name)
     except ConfigError as error:
+        if name == text and "." in name:
+            what = f"{text!r} is neither the name of a run nor a file run.toml"
+            raise AddressError(what, hint=_FORMS) from None
         raise AddressError(
             f"{safe_url(text)}: run name {name!r} is not usable", hint=error.hint
         ) from None

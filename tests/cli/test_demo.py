@@ -154,6 +154,7 @@ def coordinator_pid(folder: Path) -> int | None:
     [
         (["--learners", "1"], "at least 2 learners"),
         (["--set", "quorum"], "KEY=VALUE"),
+        (["--set", "round.qorum=2"], "Did you mean 'round.quorum'?"),
         (["--commits", "24"], "use 40 or more"),
     ],
 )

@@ -124,6 +124,16 @@ TABLE = {
             "learner join {run} --task {other} --store file://{out}/../missing",
         ],
     ),
+    "a coordinator from an address": (
+        2,
+        "not from an address",
+        ["coordinator start {run}", "coordinator start {stored}"],
+    ),
+    "a file's name with a slip of the pen": (
+        2,
+        "'run.tmol' is neither the name of a run nor a file run.toml",
+        ["status run.tmol", "learner join run.tmol --task {other}", "config show run.tmol"],
+    ),
     "a folder that cannot be made": (
         2,
         "cannot make the folder",
@@ -184,6 +194,7 @@ TABLE = {
         "'first.weight'",
         [
             "learner join {run} --task {other}",
+            "learner join {good} --task {other}",
             "evaluate {run} --task {other}",
             "coordinator start {good} --set task.file=other.py",
         ],

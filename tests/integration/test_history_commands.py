@@ -378,6 +378,15 @@ def test_runs_at_a_redis_and_in_a_store(past: Past, ddl: Ddl) -> None:
     assert ddl("runs").code == 2
 
 
+def test_nobody_can_steer_a_run_that_is_over(past: Past, ddl: Ddl) -> None:
+    """It is said why it is over: to start its coordinator as it is would change nothing."""
+    for command in ("pause", "rollback --to 3", "set round.quorum=1"):
+        name, *rest = command.split()
+        told = ddl(name, f"{past.redis_url}?run={RUN}", *rest)
+        assert (told.code, f"{RUN!r} is over, stop.commits = " in told.err) == (1, True), told
+        assert "a larger [stop]" in told.err
+
+
 # ---- fork ---------------------------------------------------------------------------------------
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ddl import config
-from ddl.errors import UnknownRunError
+from ddl.errors import ConfigError, UnknownRunError
 from ddl_cli.arguments import LogOption, MetricsPortOption, key_values
 from ddl_cli.exits import Exit
 from ddl_cli.logs import open_log
@@ -77,6 +77,11 @@ def start(
 
     Ctrl-C and SIGTERM end this process, not the run: start it again to go on.
     """
+    if run.parts[:1] and run.parts[0].endswith(":"):
+        raise ConfigError(
+            "a coordinator starts from the run.toml of its run, not from an address",
+            hint="`ddl init` writes one; of a run that exists, give the one that it was created with",
+        )
     flags = key_values(changes or [], option="--set")
     flags |= {"redis.url": redis} if redis else {}
     flags |= {"store.url": store} if store else {}

@@ -7,6 +7,7 @@ from typing import Annotated, Final
 
 import typer
 
+from ddl import config
 from ddl_cli.arguments import key_values
 from ddl_cli.exits import Exit
 
@@ -65,9 +66,10 @@ def demo(
             param_hint="--commits",
         )
     settings = key_values(changes or [], option="--set")
-    from ddl_cli.demo.cast import Options
+    from ddl_cli.demo.cast import Options, data
     from ddl_cli.demo.command import new_folder, run_demo
 
+    config.load(data("run.toml"), environment={}, flags=settings)  # refused before anything is made
     options = Options(
         folder=new_folder(folder),
         learners=learners,

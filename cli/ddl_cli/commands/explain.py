@@ -55,6 +55,8 @@ def explain(
         hint = "`ddl events` and `ddl status` name those that there are"
         if kind is Kind.VERSION:
             hint = f"Its versions are 0 to {sources.newest_version}"
+        elif kind is Kind.CONTRIBUTION:
+            hint = "One is called LEARNER/LIFE/fFRAGMENT/NUMBER, such as anna/1/f0/3"
         raise ConfigError(f"{place.run} has no {kind} {name!r}", hint=hint)
     if as_json:
         typer.echo(canonical(Story(run=place.run, subject=f"{kind} {name}", lines=lines)))

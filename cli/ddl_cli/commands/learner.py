@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from ddl.learner.departure import Departed, Departure
+from ddl.protocol.address import parse_address
 from ddl_cli.arguments import LogOption, MetricsPortOption, key_values, scalar
 from ddl_cli.asking import TimeoutOption, ask
 from ddl_cli.exits import Exit
@@ -44,7 +45,9 @@ def join(
     address: Annotated[
         str,
         typer.Argument(
-            metavar="ADDRESS", help="redis://HOST:PORT/DB?run=NAME, or NAME.", show_default=False
+            metavar="ADDRESS",
+            help="redis://HOST:PORT/DB?run=NAME, NAME, or the run.toml where that is at hand.",
+            show_default=False,
         ),
     ],
     task: Annotated[
@@ -89,6 +92,9 @@ def join(
     Ctrl-C leaves at once; SIGTERM hands in what is done and leaves (exit code 75).
     """
     args = {k: scalar(v) for k, v in key_values(arg or [], option="--arg").items()}
+    if parse_address(address).toml_path is not None:
+        place = resolve(address, redis=redis)
+        address, redis = place.run, place.redis_url
     try:
         with Departure() as departure:  # before torch is imported, which takes seconds
             from ddl.learner.run import TaskOptions, run_task
