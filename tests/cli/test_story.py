@@ -23,7 +23,8 @@ from ddl.protocol.wire import canonical
 from ddl.registry.coordinator import RedisCoordinator
 from ddl.store.local import LocalStore
 from ddl_cli.app import app
-from ddl_cli.story import Line, Sources, of_contribution, of_learner, of_round, of_version
+from ddl_cli.made import of_round, of_version
+from ddl_cli.story import Line, Sources, of_contribution, of_learner
 from tests.cli.conftest import publish
 from tests.views import NOW, REF, fact, handin, merged, receipt, run_record, view
 

@@ -66,7 +66,7 @@ def explain(
 
 
 def _tell(kind: Kind, name: str, sources: Sources) -> Iterator[Line]:
-    from ddl_cli import story
+    from ddl_cli import made, story
 
     if kind is Kind.LEARNER:
         return story.of_learner(name, sources)
@@ -74,7 +74,7 @@ def _tell(kind: Kind, name: str, sources: Sources) -> Iterator[Line]:
         return story.of_contribution(name, sources)
     if not name.isdecimal():
         raise ConfigError(f"{kind} {name!r} is not a number", hint=f"Such as {kind} 40")
-    tell = story.of_round if kind is Kind.ROUND else story.of_version
+    tell = made.of_round if kind is Kind.ROUND else made.of_version
     return tell(int(name), sources)
 
 
