@@ -42,6 +42,11 @@ def state(fleet: Fleet, learner: str) -> str:
     return view.state if view else ""
 
 
+def paused_s(fleet: Fleet, learner: str) -> float:
+    view = fleet.view(learner)
+    return view.paused_s if view else 0.0
+
+
 def run_state(fleet: Fleet) -> str:
     shown = fleet.snapshot()
     return shown.run.state if shown else ""
@@ -63,6 +68,7 @@ def test_a_run_is_steered(fleet: Fleet, ddl: Ddl) -> None:
     fleet.until(lambda: all(state(fleet, n) == "paused" for n in "ab"), "both stand still")
     standing = steps(fleet, "a"), steps(fleet, "b"), fleet.version()
     assert run_state(fleet) == "paused"
+    fleet.until(lambda: all(paused_s(fleet, n) > 1.0 for n in "ab"), "the pause is told as it lasts")
     assert ddl("set", fleet.address, "outer.lr=0.5").code == 0
     assert (steps(fleet, "a"), steps(fleet, "b"), fleet.version()) == standing
     assert ddl("resume", fleet.address).code == 0
