@@ -52,7 +52,7 @@ def check_payload(
     """Judge the fetched bytes of an announcement for a fragment of these `specs`.
 
     Args:
-        kernel: that of the record when its merge is replayed; else the process' own.
+        kernel: that of the record when its merge is replayed; else the one for the fragment's size.
     """
     found = sha256(data)
     if (len(data), found) != (handin.payload.bytes, handin.payload.sha256):

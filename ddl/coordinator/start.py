@@ -20,8 +20,8 @@ from ddl.coordinator.standby import stand_by
 from ddl.core.log import LogState
 from ddl.core.machine import Machine
 from ddl.errors import ConfigError, LeaseLostError, StoreError
-from ddl.fused.choice import prepare
 from ddl.journal import Journal, Troubles
+from ddl.merge.choice import prepare
 from ddl.names import counted
 from ddl.protocol.address import join_address, safe_url
 from ddl.protocol.keys import ObjectKeys
@@ -197,12 +197,17 @@ class Coordinator:
                 f"run {self._run.name!r} exists: --init is for creating one",
                 hint="Leave --init out to go on with the run, or use another run.name",
             )
-        drafted = self._draft() if self._run is None else None
+        if self._run is None:
+            drafted = self._draft()
+            layout = drafted.layout
+        else:
+            drafted, layout = None, self._run.layout
         if not probe_create_once(self._store):
             raise StoreError(
                 f"{self._store.url} does not create objects once: the log cannot be kept in it",
                 hint="Use a store that honours If-None-Match, or a directory",
             )
+        prepare(layout.sizes)  # while there is nothing to merge yet
         return drafted
 
     def _draft(self) -> genesis.Draft:
@@ -251,7 +256,6 @@ class Coordinator:
         """The lease, held and renewed for the length of a `with`."""
         ttl_s = self._settings.liveness.lease_s
         if self._options.standby:
-            prepare()  # the first merge after a takeover waits for no compiler
             lease = stand_by(
                 self._registry,
                 new_holder(),

@@ -19,7 +19,6 @@ from ddl.coordinator.payloads import Base, Made, Payloads
 from ddl.core import events as e
 from ddl.core.log import FragmentHead
 from ddl.errors import ObjectNotFoundError, StoreError, TaskError
-from ddl.fused.choice import prepare
 from ddl.merge.step import Merged, Offer, merge_fragment
 from ddl.protocol.records import Handin, HandinId, ObjectRef, RunRecord, Waits
 from ddl.store.base import Store
@@ -47,7 +46,6 @@ class Syncer:
         self._lock = threading.Lock()
         self._expected: set[HandinId] = set()
         self._fetched: dict[HandinId, Passed] = {}
-        prepare()  # while there is nothing to merge yet
 
     # ---- contributions ----------------------------------------------------------------------
 

@@ -17,6 +17,14 @@ from ddl.errors import ConfigError
 VARIABLE = "DDL_KERNEL"
 
 
+def wanted() -> str:
+    """What DDL_KERNEL asks for: numba, torch or "". Raises: ConfigError: something else."""
+    name = os.environ.get(VARIABLE, "")
+    if name not in ("", "numba", "torch"):
+        raise ConfigError(f"{VARIABLE} is {name!r}", hint="Use numba or torch, or leave it unset")
+    return name
+
+
 @cache
 def loops() -> ModuleType | None:
     """`ddl.fused.loops`, or None where plain torch is to be used. Compiles at the first call.
@@ -24,15 +32,13 @@ def loops() -> ModuleType | None:
     The answer never changes within a process, so that all its results come from one kernel.
     Raises: ConfigError: DDL_KERNEL asks for what is not there.
     """
-    wanted = os.environ.get(VARIABLE, "")
-    if wanted not in ("", "numba", "torch"):
-        raise ConfigError(f"{VARIABLE} is {wanted!r}", hint="Use numba or torch, or leave it unset")
-    if wanted == "torch":
+    name = wanted()
+    if name == "torch":
         return None
     try:
         from ddl.fused import loops as compiled
     except ImportError as error:
-        if wanted == "numba":
+        if name == "numba":
             raise ConfigError(
                 f"{VARIABLE} is numba, which cannot be imported: {error}",
                 hint="Install numba, or leave it unset",

@@ -40,9 +40,9 @@ def examine(
     """Look at every value once, decoding on the way.
 
     Args:
-        kernel: that of the record when it is replayed; else the process' own.
+        kernel: that of the record when it is replayed; else the one for the fragment's size.
     """
-    kernel = kernel or chosen_kernel()
+    kernel = kernel or chosen_kernel(sum(values.numel for values in deltas.values()))
     norms = {name: kernel.norm(values) for name, values in deltas.items()}
     bad = {name: _count_bad(deltas[name]) for name, norm in norms.items() if math.isnan(norm)}
     for name, buffer in buffers.items():

@@ -81,9 +81,9 @@ def merge_fragment(
         master: fp32 of each parameter.
         momentum: fp32 of each parameter; None before the fragment's first step.
         lr, mu: outer learning rate and momentum factor.
-        kernel: that of the record when it is replayed; else the process' own.
+        kernel: that of the record when it is replayed; else the one for the fragment's size.
     """
-    kernel = kernel or chosen_kernel()
+    kernel = kernel or chosen_kernel(sum(s.numel for s in specs if s.kind == "parameter"))
     weights = [offer.weight for offer in offers]
     after: dict[str, Outer] = {}
     buffers = {}

@@ -69,16 +69,19 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return tuple(tuple(row) for row in rows)
 
     @cached_property
+    def sizes(self) -> tuple[int, ...]:
+        """Trained parameters of each fragment, tied ones counted once."""
+        return tuple(sum(t.numel for t in row if t.kind == "parameter") for row in self.by_fragment)
+
+    @cached_property
     def shares(self) -> tuple[float, ...]:
         """Share of each fragment in the trained parameters; they sum to 1."""
-        sizes = [sum(t.numel for t in row if t.kind == "parameter") for row in self.by_fragment]
-        total = sum(sizes)
-        return tuple(size / total for size in sizes)
+        return tuple(size / self.num_parameters for size in self.sizes)
 
     @cached_property
     def num_parameters(self) -> int:
         """Trained parameters, tied ones counted once."""
-        return sum(t.numel for row in self.by_fragment for t in row if t.kind == "parameter")
+        return sum(self.sizes)
 
     @cached_property
     def fingerprint(self) -> str:

@@ -96,7 +96,7 @@ def main() -> int:
     asked = options(__doc__ or "")
     if loops() is None:
         raise SystemExit("the fused kernel is not to be had: install numba, unset DDL_KERNEL")
-    kernel, figures = chosen_kernel(), {}
+    kernel, figures = chosen_kernel(NUMEL), {}
     bare_mb = peak_mb()
     outer, copy = Outer(), Memcpy(4 * NUMEL)
     for name in ("int4", "int8", "bf16", "fp32"):

@@ -18,7 +18,7 @@ from ddl.errors import ConfigError
 from ddl.fused.choice import loops
 from ddl.fused.shares import SHARE, in_shares
 from ddl.fused.sizes import TILE
-from ddl.merge.choice import chosen_kernel, kernel_by_name
+from ddl.merge.choice import SMALL, chosen_kernel, kernel_by_name
 from ddl.merge.combine import Delta, combine
 from ddl.merge.kernel import Kernel, Outer
 from ddl.merge.memory import empty
@@ -191,23 +191,32 @@ def test_large_memory_has_its_shape() -> None:
 
 # ---- the choice, in a process of its own since it is made once in each --------------------------
 
-REPORT = "from ddl.merge.choice import chosen_kernel; print(chosen_kernel().name)"
-WITHOUT_NUMBA = f"import sys; sys.modules['numba'] = None; {REPORT}"
+REPORT = """
+import sys
+from ddl.merge.choice import SMALL, chosen_kernel
+small = chosen_kernel(SMALL - 1).name
+loaded = "numba" in sys.modules
+print(small, loaded, chosen_kernel(SMALL).name)
+"""
+WITHOUT_NUMBA = f"import sys; sys.modules['numba'] = None\n{REPORT}"
 
 
 @pytest.mark.parametrize(
-    ("wanted", "code", "name"),
+    ("wanted", "code", "names"),
     [
-        (None, REPORT, "numba/1"),
-        ("torch", REPORT, "torch/1"),
-        (None, WITHOUT_NUMBA, "torch/1"),
+        (None, REPORT, "torch/1 False numba/1"),
+        ("numba", REPORT, "numba/1 True numba/1"),
+        ("torch", REPORT, "torch/1 False torch/1"),
+        (None, WITHOUT_NUMBA, "torch/1 True torch/1"),
     ],
 )
-def test_the_kernel_is_chosen_by_what_is_there_and_by_the_environment(
-    wanted: str | None, code: str, name: str
+def test_the_kernel_is_chosen_by_size_by_what_is_there_and_by_the_environment(
+    wanted: str | None, code: str, names: str
 ) -> None:
-    """Fused where numba is; plain torch without it, or when asked for."""
-    assert run(code, wanted).stdout.strip() == name
+    """Fused for large fragments where numba is; plain torch without it, or when asked for. Small
+    fragments are merged by torch, and numba is not even imported for them, unless asked for.
+    """
+    assert run(code, wanted).stdout.strip() == names
 
 
 def test_a_kernel_that_cannot_be_had_is_an_error_if_it_was_asked_for() -> None:
@@ -253,7 +262,7 @@ def run(code: str, wanted: str | None) -> subprocess.CompletedProcess[str]:
 def test_records_name_kernels_that_can_be_found_again() -> None:
     """By the names that merges report; an unknown one is told with its name."""
     assert loops() is not None
-    assert kernel_by_name(chosen_kernel().name).name == chosen_kernel().name
+    assert kernel_by_name(chosen_kernel(SMALL).name).name == chosen_kernel(SMALL).name
     assert kernel_by_name("torch/1") is TORCH
     with pytest.raises(ConfigError, match="'numba/0'"):
         kernel_by_name("numba/0")
