@@ -68,7 +68,9 @@ def test_a_run_is_steered(fleet: Fleet, ddl: Ddl) -> None:
     fleet.until(lambda: all(state(fleet, n) == "paused" for n in "ab"), "both stand still")
     standing = steps(fleet, "a"), steps(fleet, "b"), fleet.version()
     assert run_state(fleet) == "paused"
-    fleet.until(lambda: all(paused_s(fleet, n) > 1.0 for n in "ab"), "the pause is told as it lasts")
+    fleet.until(
+        lambda: all(paused_s(fleet, n) > 1.0 for n in "ab"), "the pause is told as it lasts"
+    )
     assert ddl("set", fleet.address, "outer.lr=0.5").code == 0
     assert (steps(fleet, "a"), steps(fleet, "b"), fleet.version()) == standing
     assert ddl("resume", fleet.address).code == 0
