@@ -254,6 +254,7 @@ class LearnerRegistry(Protocol):
         `gone_s` and not left (`takeover` overrides); refused when a newer incarnation exists, when
         the lineage differs, or when Redis does not know the run. Without `enter` nothing is
         written: the reply only tells what would come of it.
+        Raises: RefusedError while the order stands that kicked an older incarnation; RegistryError.
         """
         ...
 

@@ -37,9 +37,15 @@ class RedisLearner(RedisRun):
         self, record: LearnerRecord, *, gone_s: float, takeover: bool, enter: bool = True
     ) -> Joined:
         k = self._keys
-        keys = [k.run, k.learners, k.beats, k.arrivals]
+        keys = [k.run, k.learners, k.beats, k.arrivals, k.orders]
         args = (*_named(record), gone_s, int(takeover), int(enter))
         outcome, now, holder, age = self._server.run("register", keys, *args)
+        if outcome == b"kicked":
+            reason = parse(holder, Order, what=f"Redis key {k.orders}").reason
+            raise RefusedError(
+                f"learner {record.id!r} was kicked: {reason or 'no reason given'}",
+                hint=f"`ddl learner allow RUN {record.id}` lets it in again",
+            )
         joined = Joined(
             refused="",
             now=float(now),
@@ -99,7 +105,7 @@ class RedisLearner(RedisRun):
         )
 
     def _order(self, raw: bytes, record: LearnerRecord) -> Order | None:
-        """An order is for one incarnation: who comes back after a kick is not kicked again."""
+        """An order is for one incarnation; `register` turns away those that come after a kick."""
         order = optional(raw, Order, what=f"Redis key {self._keys.orders}")
         return order if order and order.incarnation == record.incarnation else None
 

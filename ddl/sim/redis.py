@@ -342,6 +342,9 @@ class LearnerSide(_Side):
             return Joined("Redis does not know the run", now)
         if tables.lineage != record.lineage:
             return Joined("the name belongs to another run now (another lineage)", now)
+        order = tables.orders.get(record.id)
+        if order and order.kind == "kick" and order.incarnation < record.incarnation:
+            raise RefusedError(f"learner {record.id!r} was kicked: {order.reason}")
         holder = tables.learners.get(record.id)
         if holder is not None:
             age_s = now - tables.beats.get(record.id, 0.0)

@@ -575,8 +575,8 @@ def test_new_settings_reach_a_learner_once(joined: Sides) -> None:
 
 
 def test_an_order_is_for_one_incarnation(joined: Sides) -> None:
-    """Who comes back after a kick is not kicked again; a withdrawn order is gone."""
-    joined.coordinator.set_order(1, "ada", Order(kind="kick", incarnation=1))
+    """Whoever takes its place does not hear it; a withdrawn order is gone."""
+    joined.coordinator.set_order(1, "ada", Order(kind="drain", incarnation=1))
     joined.learner.register(learner(incarnation=2), gone_s=GONE_S, takeover=True)
     second = learner(incarnation=2)
     assert joined.learner.beat(second, [], settings_digest=KNOWN).order is None
@@ -585,6 +585,26 @@ def test_an_order_is_for_one_incarnation(joined: Sides) -> None:
     assert joined.learner.beat(second, [], settings_digest=KNOWN).order == drain
     joined.coordinator.set_order(1, "ada", None)
     assert joined.learner.beat(second, [], settings_digest=KNOWN).order is None
+
+
+def test_who_was_kicked_is_turned_away_until_the_order_is_withdrawn(joined: Sides) -> None:
+    """With the reason, also when it only looks or takes over; nothing is entered. The incarnation
+    that the order is for may register again: it hears of it with its beat."""
+    kick = Order(kind="kick", incarnation=1, reason="its fan is dead")
+    joined.coordinator.set_order(1, "ada", kick)
+    before = joined.coordinator.poll().learners
+    for enter in (False, True):
+        with pytest.raises(RefusedError, match="'ada' was kicked: its fan is dead") as refused:
+            joined.learner.register(
+                learner(incarnation=2), gone_s=GONE_S, takeover=True, enter=enter
+            )
+        assert "ddl learner allow RUN ada" in refused.value.hint
+    assert joined.coordinator.poll().learners == before
+    assert joined.learner.register(learner(), gone_s=GONE_S, takeover=False).refused == ""
+    assert joined.learner.beat(learner(), [], settings_digest=KNOWN).order == kick
+    joined.coordinator.set_order(1, "ada", None)
+    second = learner(incarnation=2)
+    assert joined.learner.register(second, gone_s=GONE_S, takeover=True).refused == ""
 
 
 def test_a_payload_put_again_is_announced_again(joined: Sides) -> None:

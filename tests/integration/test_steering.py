@@ -10,6 +10,7 @@ import pytest
 
 from ddl.coordinator.verify import verify_run
 from ddl.embedded import EmbeddedRedis
+from ddl.protocol.keys import ObjectKeys
 from ddl.store.local import LocalStore
 from tests.commands import Ddl
 from tests.processes import Fleet, kill
@@ -94,6 +95,7 @@ def test_a_run_is_steered(fleet: Fleet, ddl: Ddl) -> None:
     assert kicked.wait(timeout=30) == 4
     again = fleet.learner("a")
     assert again.wait(timeout=60) == 4
+    assert not (fleet.folder / "store" / ObjectKeys(fleet.run).join("a", 2)).exists()
     assert "its data is wrong" in fleet.log(len(fleet.processes))
     assert ddl("learner", "allow", fleet.address, "a").code == 0
     fleet.learner("a")
