@@ -35,6 +35,10 @@ ANNA = [Step(NOW + second + 0.5, 1, 3.0) for second in range(10)]
 BERT = [Step(NOW + at, 1, 3.0) for at in (0.25, 1.25, 2.25, 3.25)]
 BERT += [Step(NOW + at, 2, 3.0) for at in (8.25, 9.25)]
 
+TAPE = tape_of(
+    [Fault(time_s=4.0, learner=1, kind="kill", duration_s=2.0)], learners=2, horizon_s=10.0
+)
+
 
 def version(number: int, at: float, *names: str) -> Version:
     """Made so many seconds after the window began (the run is 100 s older)."""
@@ -117,7 +121,7 @@ def test_what_a_dead_learner_had_in_hand_is_lost() -> None:
 
 def test_goodput() -> None:
     """16 steps, 1 of them lost, in 10 + 8 s of learner-time at 1 step/s: 15 / 18."""
-    report = judge(chaos(), free(), None)
+    report = judge(chaos(), free(), None, tape=TAPE)
     assert report.failure_free_steps_per_s == pytest.approx(1.0)
     assert report.steps == 16
     assert report.lost_steps == pytest.approx(1.0)
@@ -126,6 +130,9 @@ def test_goodput() -> None:
     # before a first step: anna 0.5 s, bert 0.25 s and 2.25 s
     assert report.learner_time.starting_s == pytest.approx(3.0)
     assert report.goodput_ratio == pytest.approx(15 / 18)
+    assert report.step_rate_ratio == pytest.approx(16 / 20)
+    # bert's second process took 2.25 s; the model has whole steps only: 9 of anna's, 4 of bert's
+    assert report.model_rate_ratio == pytest.approx(13 / 20)
     assert report.seconds_without_any_step == 0
     assert report.ledger.merged == pytest.approx(1100.0)
     assert report.ledger.lost == pytest.approx(100.0)
@@ -143,7 +150,7 @@ def test_recovery() -> None:
             hit("flush-redis", "redis", 9.8, 9.8),
         ]
     )
-    report = judge(measured, free(), None)
+    report = judge(measured, free(), None, tape=TAPE)
     rows = {row.kind: row for row in report.faults}
     assert list(rows) == ["kill", "kill-coordinator", "cut", "stop", "flush-redis"]
     assert rows["kill"].recovery_s == pytest.approx(2.25)
@@ -160,15 +167,14 @@ def test_a_lost_version_and_books_that_do_not_balance_are_told() -> None:
     assert measured.course.view is not None
     anna = measured.course.view.learners["anna"]
     measured.course.view.learners["anna"] = msgspec.structs.replace(anna, handed_in=work(700))
-    found = judge(measured, free(), None).problems
+    found = judge(measured, free(), None, tape=TAPE).problems
     assert any("anna handed in 700" in problem for problem in found)
     assert any("is lost" in problem for problem in found)
 
 
 def test_the_document_has_what_scripts_rely_on() -> None:
     """`ddl` with its five figures, and the tape."""
-    tape = tape_of((), learners=2, horizon_s=10.0)
-    document = json.loads(canonical(Report(ddl=judge(chaos(), free(), None), tape=tape)))
+    document = json.loads(canonical(Report(ddl=judge(chaos(), free(), None, tape=TAPE), tape=TAPE)))
     assert document.keys() == {"ddl", "tape"}
     assert document["ddl"].keys() >= {
         *("goodput_ratio", "versions_lost", "seconds_without_any_step", "faults", "ledger"),
@@ -179,12 +185,12 @@ def test_the_document_has_what_scripts_rely_on() -> None:
 def report_with_faults() -> tuple[DdlReport, Measured]:
     measured = chaos(incidents=[hit("kill", "bert", 4.0, 6.0, 1)])
     losses = Losses(tokens=1000.0, chaos=2.9, failure_free=2.8)
-    return judge(measured, free(), losses), measured
+    return judge(measured, free(), losses, tape=TAPE), measured
 
 
 def test_the_text_for_people() -> None:
     """Every figure with its unit, and what the steps are."""
-    report = Report(ddl=report_with_faults()[0], tape=tape_of((), learners=2, horizon_s=10.0))
+    report = Report(ddl=report_with_faults()[0], tape=TAPE)
     title, *lines = text(report).splitlines()
     assert title == "ddl"
     assert lines[0].split(maxsplit=1) == [
@@ -192,16 +198,17 @@ def test_the_text_for_people() -> None:
         "83.3% of what the living learner-time allows: 16 steps, 1 of them lost, 18 allowed; "
         "75.0% of the step rate without faults",
     ]
-    assert "a simulated one of 1 s" in lines[2]
-    assert "2 made, 0 lost" in lines[3]
-    assert "1 x kill 2.2 s" in lines[6]
-    assert "2.9000, without faults 2.8000, both after 1.0k merged tokens" in lines[7]
+    assert "80.0% were kept" in lines[1]
+    assert "a simulated one of 1 s" in lines[3]
+    assert "2 made, 0 lost" in lines[4]
+    assert "1 x kill 2.2 s" in lines[7]
+    assert "2.9000, without faults 2.8000, both after 1.0k merged tokens" in lines[8]
 
 
 def test_the_page_stands_alone() -> None:
     """Three plots, the faults with their processes, no script, nothing from elsewhere."""
     report, measured = report_with_faults()
-    whole = Report(ddl=report, tape=tape_of((), learners=2, horizon_s=10.0))
+    whole = Report(ddl=report, tape=TAPE)
     page = render(whole, measured, free(), written_at=NOW)
     assert page.count("<svg") == 3
     assert "83.3%" in page

@@ -16,6 +16,7 @@ from ddl_cli.chaos.steps import (
     read_steps,
     seconds_without,
     starting_s,
+    starts_s,
 )
 
 WINDOW = Span(100.0, 110.0)
@@ -51,6 +52,13 @@ def test_starting_time_is_that_before_the_first_step_of_each_process() -> None:
     """From 90, stepping before the window; from 103, at 105: 2 s; from 108, never: 2 s."""
     alive = [Span(90.0, 102.0), Span(103.0, 107.0), Span(108.0, 111.0)]
     assert starting_s(alive, steps(91.0, 101.0, 105.0, 106.0), WINDOW) == pytest.approx(4.0)
+
+
+def test_starts_are_those_of_the_window_that_led_to_a_step() -> None:
+    """From 90: before it. From 103, at 105: 2 s. From 108, never."""
+    alive = [Span(90.0, 102.0), Span(103.0, 107.0), Span(108.0, 111.0)]
+    taken = steps(91.0, 101.0, 105.0, 106.0)
+    assert starts_s(alive, taken, WINDOW) == pytest.approx([2.0])
 
 
 def test_seconds_in_which_nobody_stepped() -> None:

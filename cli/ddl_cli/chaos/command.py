@@ -113,7 +113,7 @@ def run_chaos(options: Options, *, as_json: bool) -> bool:
     from ddl_cli.chaos.baseline import measure_ddp
     from ddl_cli.chaos.report import Report, judge, text
 
-    report = Report(ddl=judge(chaos, free, losses), tape=tape)
+    report = Report(ddl=judge(chaos, free, losses, tape=tape), tape=tape)
     if options.against_ddp:
         args = chaos.books.run.settings.task.args
         folder = options.folder / "ddp"

@@ -22,6 +22,7 @@ from ddl_cli.chaos.steps import (
     read_steps,
     seconds_without,
     starting_s,
+    starts_s,
 )
 from ddl_cli.demo.books import Books, accounts, read_books
 from ddl_cli.report.story import Story, gather
@@ -63,6 +64,16 @@ class Measured(NamedTuple):
         return sum(
             starting_s(alive.of(name), taken, self.window) for name, taken in self.steps.items()
         )
+
+    @property
+    def starts_s(self) -> list[float]:
+        """Seconds that processes which were started in the window took to their first steps."""
+        alive = self.course.alive
+        return [
+            seconds
+            for name, taken in self.steps.items()
+            for seconds in starts_s(alive.of(name), taken, self.window)
+        ]
 
     @property
     def steps_per_s(self) -> float:

@@ -13,6 +13,7 @@ from ddl.simulate.tape import Tape
 from ddl_cli.chaos import baseline
 from ddl_cli.chaos.baseline import DdpReport
 from ddl_cli.chaos.measure import Measured
+from ddl_cli.chaos.model import predicted_ratio
 from ddl_cli.demo import books as bookkeeping
 from ddl_cli.units import short_number, short_time
 
@@ -60,7 +61,9 @@ class DdlReport(Record, frozen=True, kw_only=True):
 
     `goodput_ratio`: steps that came to some use, as a share of those that the failure-free run would
     have taken in the same learner-time (`living_s`), starts included; `kept_rate_ratio`: as a share of
-    those that it would have taken in the same time, nobody dead. `versions_lost`: versions that
+    those that it would have taken in the same time, nobody dead. `step_rate_ratio`: all steps, lost ones
+    too, as such a share; `model_rate_ratio`: what the protocol model of `ddl simulate` has for it under
+    the same tape, given how long the processes of this machine took to start. `versions_lost`: versions that
     were shown and are not in the log as they were, or have objects that are missing or damaged.
     `seconds_without_any_step`: whole seconds in which no learner took a step. `median_recovery_s` by
     kind. `step_s`: a simulated accelerator's; the real update of a small model is a part of it.
@@ -78,6 +81,8 @@ class DdlReport(Record, frozen=True, kw_only=True):
     lost_steps: float
     allowed_steps: float
     kept_rate_ratio: float
+    step_rate_ratio: float
+    model_rate_ratio: float
     failure_free_steps_per_s: float
     learner_time: LearnerTime
     median_recovery_s: dict[str, float]
@@ -95,7 +100,7 @@ class Report(Record, frozen=True, kw_only=True):
     tape: Tape
 
 
-def judge(chaos: Measured, free: Measured, losses: Losses | None) -> DdlReport:
+def judge(chaos: Measured, free: Measured, losses: Losses | None, *, tape: Tape) -> DdlReport:
     """Put everything together, and say what is not as it must be."""
     course = chaos.course
     assert course.view is not None, "the trial has ended"
@@ -103,6 +108,7 @@ def judge(chaos: Measured, free: Measured, losses: Losses | None) -> DdlReport:
     allowed = free.steps_per_s * chaos.living_s
     dead = tuple(name for name in chaos.steps if name not in course.left)
     useful, whole_s = chaos.num_steps - chaos.lost_steps, chaos.window.seconds * len(chaos.steps)
+    run, free_steps = chaos.books.run, free.steps_per_s * whole_s
     return DdlReport(
         goodput_ratio=useful / allowed,
         versions_lost=chaos.versions_lost,
@@ -115,7 +121,15 @@ def judge(chaos: Measured, free: Measured, losses: Losses | None) -> DdlReport:
         steps=chaos.num_steps,
         lost_steps=chaos.lost_steps,
         allowed_steps=allowed,
-        kept_rate_ratio=useful / (free.steps_per_s * whole_s),
+        kept_rate_ratio=useful / free_steps,
+        step_rate_ratio=chaos.num_steps / free_steps,
+        model_rate_ratio=predicted_ratio(
+            tape,
+            settings=run.settings,
+            parameters=run.layout.num_parameters,
+            step_s=1 / free.steps_per_s,
+            starts_s=chaos.starts_s,
+        ),
         failure_free_steps_per_s=free.steps_per_s,
         learner_time=LearnerTime(
             whole_s=whole_s,
@@ -188,6 +202,11 @@ def rows_of(report: DdlReport) -> list[tuple[str, str]]:
             f"{report.steps} steps, {report.lost_steps:.0f} of them lost, "
             f"{report.allowed_steps:.0f} allowed; {report.kept_rate_ratio:.1%} of the step rate "
             "without faults",
+        ),
+        (
+            "model",
+            f"of the step rate without faults {report.step_rate_ratio:.1%} were kept; `ddl simulate` "
+            f"has {report.model_rate_ratio:.1%} under the same tape",
         ),
         (
             "learner-time",

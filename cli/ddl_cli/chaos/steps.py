@@ -80,6 +80,12 @@ def starting_s(alive: Iterable[Span], steps: Sequence[Step], window: Span) -> fl
     return total
 
 
+def starts_s(alive: Iterable[Span], steps: Sequence[Step], window: Span) -> list[float]:
+    """Seconds from each start of the process within the window to its first step, if it took one."""
+    firsts = [(life, next_after(steps, life.begin)) for life in alive if life.begin >= window.begin]
+    return [first - life.begin for life, first in firsts if first is not None and first < life.end]
+
+
 def seconds_without(steps: Iterable[Iterable[Taken]], window: Span) -> int:
     """Whole seconds of the window in which nobody's step ended."""
     busy = {int(s.at - window.begin) for taken in steps for s in taken if s.at >= window.begin}
