@@ -164,6 +164,7 @@ def _published(record: LogRecord) -> Say:
             "seq": record.seq,
             "version": record.global_version,
             "loss": loss,
+            "cos_prev": record.health.cos_prev,
             "waits": msgspec.to_builtins(record.waits),
             "fragment": record.fragments[0].fragment,
             "learners": [r.learner for r in merged],

@@ -7,6 +7,7 @@ meanwhile; what has passed is an event. Those that stop the run come first.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from statistics import fmean
 from typing import Final
 
 from ddl.core.membership import PRESENT
@@ -125,9 +126,10 @@ def _rounds(shown: RunSnapshot) -> Iterator[Trouble]:
     if shown.run.state != "running" or shown.coordinator.lease_left_s is None:
         return
     run = shown.run
-    able = [one for one in shown.learners if one.state == "training" and not one.store_down_s]
+    able, cut = _able(shown.learners)
     below = [r for r in shown.rounds if len(r.arrived) < r.quorum]
-    if len(able) < run.quorum and (below or not shown.rounds):
+    are_cut = len(able) + len(cut) >= run.quorum  # then the store is what ails
+    if len(able) < run.quorum and not are_cut and (below or not shown.rounds):
         apart = _apart(shown.learners, able)
         fewer = f", or `ddl set {run.name} round.quorum={len(able)}`" if able else ""
         yield Trouble(
@@ -150,14 +152,21 @@ def _rounds(shown: RunSnapshot) -> Iterator[Trouble]:
         )
 
 
+def _able(learners: Iterable[LearnerView]) -> tuple[list[LearnerView], list[LearnerView]]:
+    """Those that train and can hand in, and those that train without the store."""
+    training = [one for one in learners if one.state == "training"]
+    able = [one for one in training if not one.store_down_s]
+    return able, [one for one in training if one.store_down_s]
+
+
 def _apart(learners: Iterable[LearnerView], able: Sequence[LearnerView]) -> str:
     """Where the others are, by state: `; 1 joining, 2 cannot reach the store`."""
     counts: dict[str, int] = {}
     for one in learners:
-        if one in able or one.state == "left":
+        if one in able or (one.state == "left" and not _is_kicked(one)):
             continue
         is_cut = one.state == "training" and one.store_down_s
-        words = "without the store" if is_cut else one.state
+        words = "without the store" if is_cut else "kicked" if _is_kicked(one) else one.state
         counts[words] = counts.get(words, 0) + 1
     told = ", ".join(f"{count} {words}" for words, count in counts.items())
     return f" ({told})" if told else ""
@@ -171,13 +180,16 @@ def _store(shown: RunSnapshot) -> Iterator[Trouble]:
     if not cut:
         return
     causes = "; ".join(dict.fromkeys(one.error for one in cut if one.error))
-    present = [one for one in shown.learners if one.state in PRESENT]
+    able, _ = _able(shown.learners)
+    stops = len(able) < shown.run.quorum
     yield Trouble(
         name="store.refuses",
-        alarm=len(cut) == len(present),
+        alarm=stops,
         what=f"{_names([one.id for one in cut])} cannot use the store"
+        + (f", so no round can close, which needs {shown.run.quorum}" if stops else "")
         + (f": {causes}" if causes else ""),
-        cure="they train on and hand in when it works again; `ddl doctor` tells what is wrong",
+        cure="they train on and hand in when it works again; `ddl doctor`, run there, tells what is "
+        "wrong",
         since_at=shown.taken_at - max(one.store_down_s for one in cut),
         learners=tuple(one.id for one in cut),
     )
@@ -198,12 +210,13 @@ def _learner(one: LearnerView, run: str) -> Iterator[Trouble]:
         )
 
     error = f": {one.error}" if one.error else ""
-    allow = f"`ddl learner allow {run} {one.id}` lets it in again"
-    is_kicked = one.aside.startswith("kicked")
-    if one.state == "left" and one.error:
+    if _is_kicked(one):
+        allow = f"`ddl learner allow {run} {one.id}` lets it in again"
+        cure = f"{allow}, when it is started there" if one.state == "left" else allow
+        yield trouble("learner.kicked", f"{one.id} was {one.aside}", cure, one.since_at)
+    elif one.state == "left" and one.error:
         what = f"{one.id} ended with an error{error}"
-        cure = f"mend it; {allow}" if is_kicked else "mend it and start it again"
-        yield trouble("learner.failed", what, cure, one.since_at)
+        yield trouble("learner.failed", what, "mend it and start it again", one.since_at)
     elif one.state == "gone":
         what = f"{one.id} on {one.host} is gone without a word{error}"
         cure = "start it again under the same id, and it takes up what it had spooled"
@@ -215,8 +228,6 @@ def _learner(one: LearnerView, run: str) -> Iterator[Trouble]:
     elif one.state == "aside":
         what = f"{one.id} is put aside, nothing of it is merged: {one.aside}"
         cure = "it takes the run's weights anew by itself; if this comes back, mend its training"
-        if is_kicked:
-            cure = allow
         yield trouble("learner.aside", what, cure, one.since_at)
     elif one.last is not None and one.last.fate in _FATE_CURES:
         what = f"the last hand-in of {one.id} was {one.last.fate}: {one.last.reason}"
@@ -224,6 +235,10 @@ def _learner(one: LearnerView, run: str) -> Iterator[Trouble]:
     elif one.error and not one.store_down_s and one.state in PRESENT:
         what = f"{one.id}: {one.error}"
         yield trouble("learner.trouble", what, "it tries again by itself", None)
+
+
+def _is_kicked(one: LearnerView) -> bool:
+    return one.aside.startswith("kicked")
 
 
 _FATE_CURES: Final = {
@@ -269,14 +284,18 @@ def _participation(shown: RunSnapshot) -> Iterator[Trouble]:
 
 
 def _heat(shown: RunSnapshot) -> Iterator[Trouble]:
-    cosine = shown.health.cos_prev
-    if cosine is not None and cosine < HOT_COSINE:
+    merges = [fact for fact in shown.events if fact.name == "version.published"][-FEW_ROUNDS:]
+    cosines = [fact.fields.get("cos_prev") for fact in merges]
+    known = [cosine for cosine in cosines if cosine is not None]
+    if len(known) == FEW_ROUNDS and fmean(known) < HOT_COSINE:
         yield Trouble(
             name="outer.hot",
             alarm=False,
-            what=f"outer steps run too hot: the newest one points against those before "
-            f"(cosine {cosine:.2f})",
-            cure=f"`ddl set {shown.run.name} outer.lr=...`, lower",
+            what=f"outer steps run too hot: the last {FEW_ROUNDS} point against those before "
+            f"(cosine {fmean(known):.2f})",
+            cure=f"`ddl set {shown.run.name} outer.lr=...`, lower than it is: `ddl config show "
+            f"{shown.run.name}`",
+            since_at=merges[0].at,
         )
 
 

@@ -40,7 +40,7 @@ def test_the_first_screen_says_why(fleet: Fleet, own_redis: EmbeddedRedis) -> No
 
     kick = fleet.ddl("learner", "kick", fleet.address, "bert", "--reason", "its fan is dead")
     assert kick.wait(60) == 0
-    screen.until("bert ended with an error", "kicked: its fan is dead")
+    screen.until("bert was kicked: its fan is dead", "`ddl learner allow walk bert`")
     screen.until("!! no round can close: each needs 2 contributions, and 1 learner can hand in")
     assert "Start more learners, or `ddl set walk round.quorum=1`" in screen.text()
     assert fleet.ddl("learner", "allow", fleet.address, "bert").wait(60) == 0

@@ -8,8 +8,7 @@ import msgspec
 import pytest
 
 from ddl.core.snapshot import snapshot
-from ddl.core.troubles import standing
-from ddl.protocol.records import Health, Order, RunSnapshot, Trouble, Upload
+from ddl.protocol.records import Fact, Order, RunSnapshot, Trouble, Upload
 from ddl.registry.base import View
 from tests.views import NOW, fact, learner, merged, receipt, view
 
@@ -80,9 +79,17 @@ def test_the_store_refuses() -> None:
     cut = learner("anna", store_down_s=31.0, error="no space left on device")
     found = troubles(learners={"anna": cut, "bert": learner("bert")})
     trouble = found["store.refuses"]
+    assert trouble.what == (
+        "anna cannot use the store, so no round can close, which needs 2: no space left on device"
+    )
+    assert (trouble.alarm, trouble.since_at) == (True, NOW - 31.0)
+    assert "rounds.below_quorum" not in found, "more learners are not what it lacks"
+    enough = {"anna": cut, "bert": learner("bert"), "cleo": learner("cleo")}
+    trouble = troubles(learners=enough, beats=dict.fromkeys(enough, NOW - 0.2))["store.refuses"]
     assert trouble.what == "anna cannot use the store: no space left on device"
-    assert (trouble.alarm, trouble.since_at) == (False, NOW - 31.0)
-    assert "1 without the store" in found["rounds.below_quorum"].what
+    assert not trouble.alarm
+    alone = troubles(learners={"anna": cut})
+    assert "1 without the store" in alone["rounds.below_quorum"].what
     both = troubles(learners={"anna": cut, "bert": learner("bert", store_down_s=4.0)})
     assert both["store.refuses"].alarm
     assert both["store.refuses"].learners == ("anna", "bert")
@@ -111,13 +118,18 @@ def test_one_learner_is_refused() -> None:
 def test_a_kicked_learner() -> None:
     """Waits for a person, and the cure says for which word."""
     order = Order(kind="kick", incarnation=1, reason="its fan is dead")
-    trouble = troubles(orders={"bert": order})["learner.aside"]
-    assert trouble.what.endswith("kicked: its fan is dead")
+    trouble = troubles(orders={"bert": order})["learner.kicked"]
+    assert trouble.what == "bert was kicked: its fan is dead"
     assert trouble.cure == "`ddl learner allow demo bert` lets it in again"
     left = learner("bert", state="left", error="RefusedError: kicked: its fan is dead")
     learners = {"anna": learner("anna"), "bert": left}
-    trouble = troubles(orders={"bert": order}, learners=learners)["learner.failed"]
-    assert trouble.cure == "mend it; `ddl learner allow demo bert` lets it in again"
+    found = troubles(orders={"bert": order}, learners=learners)
+    trouble = found["learner.kicked"]
+    assert trouble.what == "bert was kicked: its fan is dead"
+    assert (
+        trouble.cure == "`ddl learner allow demo bert` lets it in again, when it is started there"
+    )
+    assert "1 learner can hand in (1 kicked)" in found["rounds.below_quorum"].what
 
 
 GONE: dict[str, Any] = {"lease": None, "lease_left_s": None}
@@ -230,12 +242,21 @@ def test_uploads_that_starve() -> None:
 
 
 def test_outer_steps_that_run_hot() -> None:
-    """An outer gradient against the momentum takes back what the last steps did."""
-    shown = taken(healthy())
-    hot = msgspec.structs.replace(shown, health=Health(cos_prev=-0.62))
-    (trouble,) = standing(hot)
-    assert trouble.name == "outer.hot"
-    assert "cosine -0.62" in trouble.what
+    """Outer gradients against the momentum take back what the last steps did; one alone may."""
+
+    def published(*cosines: float) -> tuple[Fact, ...]:
+        return tuple(
+            fact(
+                20 - at, "version.published", "version", learners=["anna", "bert"], cos_prev=cosine
+            )
+            for at, cosine in enumerate(cosines)
+        )
+
+    trouble = troubles(facts=published(-0.6, -0.8, -0.4, -0.6))["outer.hot"]
+    assert "the last 4 point against those before (cosine -0.60)" in trouble.what
+    assert trouble.since_at == NOW - 20
+    assert "outer.hot" not in troubles(facts=published(0.5, 0.4, 0.6, -0.9))
+    assert "outer.hot" not in troubles(facts=published(-0.9, -0.9, -0.9))
 
 
 def test_a_clock_that_jumped() -> None:
