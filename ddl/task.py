@@ -125,6 +125,8 @@ class Task:
             weighted by it, and the run's clock counts it.
         lr_factor: (progress) -> factor on the initial learning rate of each parameter group.
         evaluate: (model) -> named measures on held-out data, "loss" among them.
+        masters: (parameter) -> the fp32 copy that the optimizer keeps of it, None while there is none.
+            Needed where a model in bf16 or fp16 has such copies: they are what moves.
         rules: tensor name -> how contributions of it are merged, where the default is not right.
     """
 
@@ -136,6 +138,7 @@ class Task:
     tokens: Callable[[Any], int] | None = None
     lr_factor: Callable[[Progress], float] | None = None
     evaluate: Callable[[nn.Module], Mapping[str, float]] | None = None
+    masters: Callable[[Tensor], Tensor | None] | None = None
     rules: Mapping[str, Rule] = field(default_factory=dict)
 
     def mean_loss(self, batch: Any) -> Tensor:

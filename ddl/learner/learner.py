@@ -31,7 +31,7 @@ from ddl.learner.departure import Departed
 from ddl.learner.down import DownThread
 from ddl.learner.frozen import take_frozen
 from ddl.learner.meters import LossMeter, StepClock, Transfers
-from ddl.learner.port import ModelPort
+from ddl.learner.port import Masters, ModelPort
 from ddl.learner.session import JoinOptions, Session, find_run
 from ddl.learner.shared import Shared, StagedFragment
 from ddl.learner.up import Taken, UpThread
@@ -100,6 +100,7 @@ class Learner:
         model: nn.Module,
         optimizer: Optimizer | None = None,
         batches: Iterable[Any] | None = None,
+        masters: Masters | None = None,
         id: str | None = None,  # noqa: A002 - the word that users know
         store: str | None = None,
         takeover: bool = False,
@@ -112,6 +113,8 @@ class Learner:
             optimizer: shown to people by its learning rate; never reset or changed.
             batches: what the loop is going to iterate over, if it can resume where a former life
                 has stopped, or is shared by all learners as `ddl.data.Units` is.
+            masters: (parameter) -> the fp32 copy that the optimizer keeps of it, None while there is
+                none. Needed where a model in bf16 or fp16 has such copies.
             id: this learner's id; by default made from the host's name and a random part.
             store: where this machine reaches the store, if not where the run says.
             takeover: replace a living process of the same id.
@@ -133,7 +136,7 @@ class Learner:
             raise
         learner = cls(session)
         try:
-            learner.attach(model, optimizer, batches)
+            learner.attach(model, optimizer, batches, masters)
         except BaseException as error:
             learner.close(error=str(error))
             raise
@@ -144,6 +147,7 @@ class Learner:
         model: nn.Module,
         optimizer: Optimizer | None = None,
         batches: Iterable[Any] | None = None,
+        masters: Masters | None = None,
     ) -> None:
         """Bring in the model and wait until it holds the run's newest weights.
 
@@ -154,7 +158,7 @@ class Learner:
         self._optimizer = optimizer
         self._resume_warm(optimizer, batches)
         self._claiming = claim_for(self._session, self._shared, batches)
-        self._port = ModelPort(model, self._session.run.run.layout)
+        self._port = ModelPort(model, self._session.run.run.layout, masters)
         self._down.start()
         shared = self._shared
         with shared.changed:
@@ -252,15 +256,17 @@ class Learner:
         for adoption in plan.adoptions:
             fragment = staged[adoption.fragment]
             movement = self._movements[adoption.fragment]
+            mastered = self._port.mastered(adoption.fragment)
             if adoption.realign:
                 self._shared.loss.restart()
-                values = movement.realign(fragment.parameters)
+                values = movement.realign(fragment.parameters, mastered=mastered)
             else:
                 values = movement.adopt(
                     self._port.current(adoption.fragment),
                     fragment.parameters,
                     mode=settings.mode,
                     alpha=settings.alpha,
+                    mastered=mastered,
                 )
             self._port.assign({**values, **fragment.buffers})
 

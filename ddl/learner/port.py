@@ -11,7 +11,7 @@ made to wait for the copy on the device (not the host) before it goes on.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -36,15 +36,23 @@ class Copy:
             self._done.synchronize()
 
 
+Masters = Callable[[Tensor], Tensor | None]
+"""Gives the fp32 copy that an optimizer keeps of a parameter of low precision, if it keeps one now."""
+
+
 class ModelPort:
     """Reads and writes the tensors of `layout` in `model`.
 
+    Args:
+        masters: where the optimizer keeps master copies, it is those that are read, and both that
+            are written; else the next step would bring back what was there before.
     Raises: RefusedError when the model is not the run's; the first difference is named.
     """
 
-    def __init__(self, model: nn.Module, layout: Layout) -> None:
+    def __init__(self, model: nn.Module, layout: Layout, masters: Masters | None = None) -> None:
         self._tensors = check_model(model, layout)
         self._layout = layout
+        self._masters = masters
         self.device = next(
             (t.device for t in self._tensors.values() if t.device.type != "cpu"),
             torch.device("cpu"),
@@ -82,19 +90,34 @@ class ModelPort:
     def current(self, fragment: int) -> dict[str, Tensor]:
         """One fragment's parameters as they are now, detached; on the CPU without a copy."""
         return {
-            s.name: self._tensors[s.name].detach().cpu()
+            s.name: self._trained(s.name).cpu()
             for s in self.specs(fragment)
             if s.kind == "parameter"
         }
+
+    def mastered(self, fragment: int) -> frozenset[str]:
+        """The parameters of one fragment of which there is a master copy."""
+        names = (s.name for s in self.specs(fragment) if s.kind == "parameter")
+        return frozenset(name for name in names if self._master(name) is not None)
 
     def assign(self, values: Mapping[str, Tensor]) -> None:
         """Set tensors by name, in place, so that optimizers and compiled graphs keep them."""
         with torch.no_grad():
             for name, value in values.items():
-                self._tensors[name].copy_(value, non_blocking=self._stream is not None)
+                for place in (self._master(name), self._tensors[name]):
+                    if place is not None:
+                        place.copy_(value, non_blocking=self._stream is not None)
+
+    def _master(self, name: str) -> Tensor | None:
+        return self._masters(self._tensors[name]) if self._masters is not None else None
+
+    def _trained(self, name: str) -> Tensor:
+        """What the optimizer works on: the master copy, or the parameter itself."""
+        master = self._master(name)
+        return (self._tensors[name] if master is None else master).detach()
 
     def _host(self, spec: TensorSpec) -> Tensor:
-        source = self._tensors[spec.name].detach()
+        source = self._trained(spec.name)
         dtype = torch.float32 if spec.kind == "parameter" else source.dtype
         out = torch.empty(source.shape, dtype=dtype, pin_memory=self._stream is not None)
         return out.copy_(source, non_blocking=self._stream is not None)

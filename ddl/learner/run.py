@@ -78,7 +78,7 @@ def run_task(join: JoinOptions, options: TaskOptions, departure: Departure) -> E
         learner = stack.enter_context(Learner(session))
         tell_of(learner)
         departure.joined(learner.cut_off)
-        learner.attach(task.model, task.optimizer, task.batches)
+        learner.attach(task.model, task.optimizer, task.batches, task.masters)
         departure.training(lambda: learner.drain("SIGTERM"))
         with _task_errors(options.task):
             _train(learner, task, options.max_steps)

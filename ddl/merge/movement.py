@@ -17,7 +17,7 @@ Source: arXiv 2604.21428, Algorithm 1 and D.1 (there always overwrite, and nothi
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Literal
 
 import torch
@@ -83,6 +83,7 @@ class Movement:
         *,
         mode: Mode,
         alpha: float = 0.0,
+        mastered: Container[str] = (),
     ) -> dict[str, Tensor]:
         """Move to a published version; the caller sets its parameters to the result.
 
@@ -91,30 +92,38 @@ class Movement:
             published: Theta, fp32. A result may share its memory.
             mode: what happens to u.
             alpha: what blend keeps of u.
+            mastered: parameters of which theta is an fp32 master copy: nothing of them is rounded.
         Returns:
-            The new weights, in the parameters' own type.
+            The new weights, in the parameters' own type; fp32 of those with a master copy.
         """
         keep = {"carry": 1.0, "overwrite": 0.0, "blend": alpha}[mode]
-        return {
-            spec.name: self._move(spec, theta[spec.name], published[spec.name], keep)
-            for spec in self._specs
-        }
+        moved = {}
+        for spec in self._specs:
+            dtype = torch.float32 if spec.name in mastered else dtype_of(spec)
+            moved[spec.name] = self._move(
+                self._anchor[spec.name], theta[spec.name], published[spec.name], keep, dtype
+            )
+        return moved
 
-    def realign(self, published: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def realign(
+        self, published: Mapping[str, Tensor], *, mastered: Container[str] = ()
+    ) -> dict[str, Tensor]:
         """Take a published version as it is; u becomes zero. Arguments and result as in `adopt`."""
         if not self._anchor:
             self._anchor = {spec.name: torch.empty(spec.shape) for spec in self._specs}
-        return self.adopt(published, published, mode="overwrite")  # whatever theta was
+        # whatever theta was
+        return self.adopt(published, published, mode="overwrite", mastered=mastered)
 
-    def _move(self, spec: TensorSpec, theta: Tensor, published: Tensor, keep: float) -> Tensor:
-        anchor = self._anchor[spec.name]
+    def _move(
+        self, anchor: Tensor, theta: Tensor, published: Tensor, keep: float, dtype: torch.dtype
+    ) -> Tensor:
         if keep == 0.0:  # and not 0 * u, which would keep a NaN
-            moved = published.to(dtype_of(spec))
+            moved = published.to(dtype)
             anchor.copy_(moved)
             return moved
         kept = theta - anchor
         if keep != 1.0:
             kept *= keep
-        moved = (published + kept).to(dtype_of(spec))
+        moved = (published + kept).to(dtype)
         anchor.copy_(moved).sub_(kept)
         return moved
