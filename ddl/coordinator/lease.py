@@ -179,7 +179,12 @@ class LeaseKeeper:
             self._changed.notify_all()
         if not reply.held:
             self._on_lost(LeaseLostError(f"another coordinator took over: {_name(reply)}"))
-        elif self._doubt:
+            return
+        if reply.was_foreign:
+            self._journal.tell(
+                "lease.restored", "something else stood in Redis in place of the lease"
+            )
+        if self._doubt:
             self._doubt = ""
             self._journal.tell("lease.renewed", f"epoch {self.lease.epoch} goes on")
             self._show("lease.renewed", f"{self.lease.holder} coordinates again")

@@ -56,6 +56,8 @@ class LeaseReply(NamedTuple):
     lease: Lease | None
     left_s: float
     now: float
+    was_foreign: bool = False
+    """Something that is no lease stood in its place, and was overwritten."""
 
 
 class Poll(NamedTuple):
@@ -69,7 +71,8 @@ class Poll(NamedTuple):
     """By `keys.handin_field`."""
     requests: tuple[Request, ...]
     boot: str
-    """Empty when the run's entry is gone: Redis was flushed or replaced."""
+    """Empty when the run's entry is gone or not as it was written: Redis was flushed or replaced, or
+    somebody else wrote there."""
     head_seq: int
     """Of the head that stands there, -1 if there is none: older than what was shown, and Redis has
     failed over to a copy that lagged behind."""

@@ -7,7 +7,6 @@ from typing import Any
 
 import msgspec
 
-from ddl.errors import ProtocolError
 from ddl.protocol.keys import RUNS, handin_field
 from ddl.protocol.records import (
     FragmentState,
@@ -23,7 +22,7 @@ from ddl.protocol.records import (
 )
 from ddl.protocol.wire import canonical
 from ddl.registry.base import IndexEntry, LeaseReply, Poll, settings_digest, shared_settings
-from ddl.registry.run import OpenRounds, RedisRun, fields, instants, optional, table
+from ddl.registry.run import OpenRounds, RedisRun, fields, instants, optional, readable, table
 from ddl.registry.units import units_done
 
 
@@ -54,12 +53,13 @@ class RedisCoordinator(RedisRun):
         self._server.run("stand_by", [self._keys.standbys], holder, ttl_s)
 
     def _lease_reply(self, reply: Sequence[Any]) -> LeaseReply:
-        held, lease, left_ms, now = reply
+        held, lease, left_ms, now, was_foreign = reply
         return LeaseReply(
             held=held == 1,
             lease=optional(lease, Lease, what=f"Redis key {self._keys.lease}"),
             left_s=left_ms / 1000,
             now=float(now),
+            was_foreign=was_foreign == 1,
         )
 
     # ---- what the log says
@@ -147,25 +147,23 @@ class RedisCoordinator(RedisRun):
     def poll(self) -> Poll:
         k = self._keys
         keys = [k.run, k.head, k.learners, k.beats, k.handins, k.requests, k.answers, k.units]
-        now, boot, head, *hashes = self._server.run("poll", keys)
+        now, boot, is_changed, head, *hashes = self._server.run("poll", keys)
         learners, beats, handins, requests, answers, units = hashes
         broken: list[str] = []
-        shown = None
-        try:
-            shown = optional(head, Head, what=f"Redis key {k.head}")
-        except ProtocolError as error:  # as if it were lost
-            broken.append(str(error))
+        shown = readable(head, Head, k.head, broken)  # as if it were lost
+        if boot and is_changed:
+            broken.append(f"Redis key {k.run} was changed by something else than ddl")
         return Poll(
             now=float(now),
             learners=table(learners, LearnerRecord, k.learners, broken),
             beats=instants(beats, k.beats, broken),
             handins=table(handins, Handin, k.handins, broken),
             requests=tuple(table(requests, Request, k.requests, broken).values()),
-            boot=boot.decode(),
+            boot="" if is_changed else boot.decode(),
             head_seq=shown.seq if shown else -1,
             asked={field: int(seq) for field, seq in fields(answers) if seq.isdigit()},
+            units=units_done(units, k.units, broken),
             broken=tuple(broken),
-            units=units_done(units),
         )
 
     def wait_arrivals(self, timeout_s: float) -> bool:
@@ -194,6 +192,10 @@ def _run_fields(entry: RunEntry) -> bytes:
         "settings": canonical(entry.settings).decode(),
         "settings_digest": settings_digest(entry.settings),
     }
+    # by this `poll.lua` sees that all of it still stands there
+    lengths = (len(named["entry"].encode()), len(named["settings"].encode()))
+    words = (named["boot"], named["lineage"], named["settings_digest"], *lengths)
+    named["check"] = " ".join(map(str, words))
     return canonical([part for field in named.items() for part in field])
 
 

@@ -22,7 +22,7 @@ from ddl.protocol.records import (
 from ddl.protocol.wire import canonical, parse
 from ddl.registry.base import IndexEntry, View
 from ddl.registry.redis import RedisServer
-from ddl.registry.run import RedisRun, instants, open_rounds, optional, rows, table
+from ddl.registry.run import RedisRun, instants, open_rounds, optional, readable, rows, table, text
 
 
 class RedisReader(RedisRun):
@@ -40,7 +40,7 @@ class RedisReader(RedisRun):
         reply = self._server.run("view", keys, num_facts)
         latency_s = time.monotonic() - started
         now, entry, lease, left_ms, head, rounds, told, standbys, *texts, memory = reply
-        facts, *hashes = [text.split(b"\0") if text else [] for text in (told, *texts)]
+        facts, *hashes = [words.split(b"\0") if words else [] for words in (told, *texts)]
         fragments, learners, beats, handins, receipts, orders = hashes
         broken: list[str] = []
         states = table(fragments, FragmentState, k.fragments, broken).values()
@@ -48,17 +48,17 @@ class RedisReader(RedisRun):
             now=float(now),
             latency_s=latency_s,
             entry=optional(entry, RunEntry, what=f"Redis key {k.run}"),
-            lease=optional(lease, Lease, what=f"Redis key {k.lease}"),
+            lease=readable(lease, Lease, k.lease, broken),
             lease_left_s=left_ms / 1000 if lease else None,
-            standbys=tuple(sorted(holder.decode() for holder in standbys)),
-            head=optional(head, Head, what=f"Redis key {k.head}"),
+            standbys=tuple(sorted(map(text, standbys))),
+            head=readable(head, Head, k.head, broken),
             fragments=tuple(sorted(states, key=lambda state: state.fragment)),
             rounds=open_rounds(rounds, k.rounds),
             learners=table(learners, LearnerRecord, k.learners, broken),
             beats=instants(beats, k.beats, broken),
             handins=table(handins, Handin, k.handins, broken),
             receipts=table(receipts, Receipt, k.receipts, broken),
-            facts=tuple(rows(facts[::-1], Fact, what=f"Redis key {k.events}")),
+            facts=tuple(rows(facts[::-1], Fact, k.events, broken)),
             orders=table(orders, Order, k.orders, broken),
             broken=tuple(broken),
             used_bytes=_number(memory, b"used_memory"),
@@ -100,7 +100,7 @@ def read_runs(url: str) -> dict[str, IndexEntry]:
     finally:
         server.close()
     what = f"Redis key {RUNS}"
-    return {name.decode(): parse(raw[name], IndexEntry, what=what) for name in sorted(raw)}
+    return {text(name): parse(raw[name], IndexEntry, what=what) for name in sorted(raw)}
 
 
 def _number(info: bytes, name: bytes) -> int:

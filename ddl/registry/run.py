@@ -63,6 +63,15 @@ def optional(raw: bytes | None, kind: type[T], *, what: str) -> T | None:
     return parse(raw, kind, what=what) if raw else None
 
 
+def readable(raw: bytes | None, kind: type[T], key: str, broken: list[str]) -> T | None:
+    """As `optional`; what cannot be read counts as missing, and a sentence of it goes to `broken`."""
+    try:
+        return optional(raw, kind, what=f"Redis key {key}")
+    except ProtocolError as error:
+        broken.append(str(error))
+        return None
+
+
 def open_rounds(raw: bytes | None, key: str) -> tuple[Round, ...]:
     """Read the key `rounds`, which may be missing. Raises: ProtocolError."""
     record = optional(raw, OpenRounds, what=f"Redis key {key}")
@@ -74,7 +83,7 @@ def table(raw: Sequence[bytes], kind: type[T], key: str, broken: list[str]) -> d
 
     One learner of another version must not blind the coordinator to all others.
     """
-    names = [_text(name) for name in raw[::2]]
+    names = [text(name) for name in raw[::2]]
     at_once = parse_all(raw[1::2], kind)
     if at_once is not None:
         return dict(zip(names, at_once, strict=True))
@@ -87,10 +96,13 @@ def table(raw: Sequence[bytes], kind: type[T], key: str, broken: list[str]) -> d
     return records
 
 
-def rows(raw: Sequence[bytes], kind: type[T], *, what: str) -> list[T]:
-    """Read records in a row. Raises: ProtocolError naming `what`."""
+def rows(raw: Sequence[bytes], kind: type[T], key: str, broken: list[str]) -> list[T]:
+    """Read records in a row; as `table` what cannot be read."""
     at_once = parse_all(raw, kind)
-    return [parse(row, kind, what=what) for row in raw] if at_once is None else at_once
+    if at_once is not None:
+        return at_once
+    each = (readable(row, kind, key, broken) for row in raw)
+    return [row for row in each if row is not None]
 
 
 def instants(raw: Sequence[bytes], key: str, broken: list[str]) -> dict[str, float]:
@@ -108,9 +120,9 @@ def instants(raw: Sequence[bytes], key: str, broken: list[str]) -> dict[str, flo
 def fields(raw: Sequence[bytes]) -> Iterator[tuple[str, bytes]]:
     """Fields of a hash that came as a flat list of names and values."""
     for name, value in zip(raw[::2], raw[1::2], strict=True):
-        yield _text(name), value
+        yield text(name), value
 
 
-def _text(name: bytes) -> str:
-    """A field's name; one that is not ours may be of any bytes."""
+def text(name: bytes) -> str:
+    """A name that stands in Redis; one that is not ours may be of any bytes."""
     return name.decode(errors="backslashreplace")

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Any
+
+import msgspec
 
 from ddl.core.units import ranges_of
 from ddl.errors import RefusedError
@@ -32,20 +33,24 @@ def unit_reply(raw: Sequence[Any], call: UnitCall) -> UnitReply | None:
     )
 
 
-def units_done(raw: Sequence[bytes]) -> dict[str, UnitsDone]:
-    """What the hash says is finished, by data set; data sets without a plan are left out."""
+def units_done(raw: Sequence[bytes], key: str, broken: list[str]) -> dict[str, UnitsDone]:
+    """What the hash `key` says is finished, by data set; data sets without a plan are left out, and
+    so is what is none of ours, with a sentence in `broken`.
+    """
     plans: dict[str, str] = {}
     finished: dict[str, list[int]] = {}
     repeated: dict[str, dict[str, int]] = {}
     for field, value in fields(raw):
-        name, kind, *ticket = field.split("/")
-        match kind:
-            case "plan":
-                plans[name] = value.decode()
-            case "read":
-                finished.setdefault(name, []).append(int(ticket[0]))
-            case "repeated":
-                repeated[name] = json.loads(value)
+        try:
+            match field.split("/"):
+                case name, "plan":
+                    plans[name] = value.decode()
+                case name, "read", ticket:
+                    finished.setdefault(name, []).append(int(ticket))
+                case name, "repeated":
+                    repeated[name] = msgspec.json.decode(value, type=dict[str, int])
+        except (ValueError, msgspec.DecodeError):
+            broken.append(f"Redis key {key}, field {field} cannot be read: {value[:40]!r}")
     return {
         name: UnitsDone(
             plan=plan,

@@ -96,6 +96,47 @@ def test_a_free_lease_is_given_above_both_epochs(empty: Sides) -> None:
     assert second.lease.epoch == 8
 
 
+@pytest.mark.parametrize("rubbish", ["rubbish", b"\xff\0", "7", '{"epoch":1}', ["a", "list"]])
+def test_what_is_no_lease_is_overwritten(empty: Sides, rubbish: str | bytes | list[str]) -> None:
+    """The holder renews, is told that something else stood there, and may let go as ever; and who
+    takes the lease does not wait for the end of what has none."""
+    first = empty.coordinator.take_lease(lease(), ttl_s=10, min_epoch=0).lease
+    assert first is not None
+
+    def spoil() -> None:
+        with admin(empty.url) as client:
+            client.delete(KEYS.lease)
+            if isinstance(rubbish, list):
+                client.rpush(KEYS.lease, *rubbish)
+            else:
+                client.set(KEYS.lease, rubbish)
+
+    spoil()
+    renewed = empty.coordinator.renew_lease(first, ttl_s=10)
+    assert (renewed.held, renewed.lease, renewed.was_foreign) == (True, first, True)
+    assert not empty.coordinator.renew_lease(first, ttl_s=10).was_foreign
+    spoil()
+    empty.coordinator.release_lease(first)
+    second = empty.coordinator.take_lease(lease("second"), ttl_s=10, min_epoch=0)
+    assert second.held
+    assert second.lease is not None
+    assert second.lease.epoch == 2
+
+
+def test_a_lease_without_an_end_gets_one(empty: Sides) -> None:
+    """From its holder, or else from whoever waits for it: a dead one's does not stand for ever."""
+    first = empty.coordinator.take_lease(lease(), ttl_s=10, min_epoch=0).lease
+    assert first is not None
+    with admin(empty.url) as client:
+        client.persist(KEYS.lease)
+        assert empty.coordinator.renew_lease(first, ttl_s=10).held
+        assert client.pttl(KEYS.lease) > 0
+        client.persist(KEYS.lease)
+    waiting = empty.coordinator.take_lease(lease("second"), ttl_s=5, min_epoch=0)
+    assert not waiting.held
+    assert waiting.left_s == pytest.approx(5, abs=0.5)
+
+
 def test_standbys_are_shown_until_they_leave_or_fall_silent(empty: Sides) -> None:
     """Each under its name; one that is not heard again in time is shown no more, by Redis' clock."""
     empty.coordinator.stand_by("brief", ttl_s=0.2)
@@ -369,6 +410,53 @@ def test_a_head_that_cannot_be_read_counts_as_lost(joined: Sides) -> None:
     poll = joined.coordinator.poll()
     assert poll.head_seq == -1
     assert KEYS.head in poll.broken[0]
+
+
+@pytest.mark.parametrize("field", ["entry", "lineage", "settings", "settings_digest", "boot"])
+@pytest.mark.parametrize("value", ["rubbish", b"\xff\0", None])
+def test_a_run_that_something_else_has_changed_counts_as_lost(
+    joined: Sides, field: str, value: str | bytes | None
+) -> None:
+    """Whatever part of it: so the coordinator writes it anew, under a new boot."""
+    with admin(joined.url) as client:
+        client.hdel(KEYS.run, field) if value is None else client.hset(KEYS.run, field, value)
+    poll = joined.coordinator.poll()
+    assert poll.boot == ""
+    assert joined.coordinator.rebuild(1, entry(boot="boot-2"), head(), states(), [])
+    poll = joined.coordinator.poll()
+    assert (poll.boot, poll.broken) == ("boot-2", ())
+
+
+def test_a_run_whose_key_is_of_another_type_is_written_anew(joined: Sides) -> None:
+    """It counts as lost, and what stands in its place is no obstacle."""
+    with admin(joined.url) as client:
+        client.set(KEYS.run, "rubbish")
+    assert joined.coordinator.poll().boot == ""
+    assert joined.coordinator.rebuild(1, entry(boot="boot-2"), head(), states(), [])
+    assert joined.coordinator.poll().boot == "boot-2"
+
+
+def test_what_is_no_text_or_holds_a_zero_hides_only_itself(joined: Sides) -> None:
+    """In any hash, in the events and among the standbys."""
+    fact = Fact(at=1.0, name="a.fact", text="stands")
+    joined.coordinator.tell([fact])
+    with admin(joined.url) as client:
+        for key in (KEYS.learners, KEYS.handins, KEYS.fragments, KEYS.receipts, KEYS.orders):
+            client.hset(key, b"bob\0\xff", b"\0\xff\0")
+        client.xadd(KEYS.events, {"fact": b"\0\xff"})
+        client.zadd(KEYS.standbys, {b"\xff": 1e12})
+        client.set(KEYS.lease, b"\xff\0")
+        client.hset(KEYS.units, "rows/read/\0", b"\xff")
+        client.hset(KEYS.units, "rows/repeated", b"\xff")
+    view, poll = joined.reader.view(), joined.coordinator.poll()
+    assert view.learners == poll.learners == {"ada": learner()}
+    assert view.fragments == tuple(states())
+    assert view.facts == (fact,)
+    assert view.standbys == ("\\xff",)
+    assert view.lease is None
+    assert len(view.broken) == 7
+    assert len(poll.broken) == 4
+    assert all("ddl:{demo}:" in sentence for sentence in view.broken + poll.broken)
 
 
 # ---- learners -----------------------------------------------------------------------------------

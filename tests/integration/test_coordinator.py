@@ -24,8 +24,9 @@ from ddl.errors import (
     TaskError,
 )
 from ddl.learner.session import JoinOptions, find_run
-from ddl.protocol.keys import RUNS, ObjectKeys, RegistryKeys
+from ddl.protocol.keys import RUNS, ObjectKeys, RegistryKeys, handin_field
 from ddl.protocol.records import HandinId, Lease, Request
+from ddl.protocol.wire import canonical
 from ddl.registry.base import LeaseReply, Poll
 from ddl.registry.coordinator import RedisCoordinator
 from ddl.registry.reader import RedisReader
@@ -247,6 +248,34 @@ def test_redis_is_written_anew_after_it_was_flushed(
         learner.contribute(4)
         assert coordinator.wait() == "finished"
     assert folded(store).global_version == 6
+
+
+def test_rubbish_in_redis_is_told_once_and_overwritten_from_the_log(
+    toml: Path, join: Join, redis_url: str
+) -> None:
+    """In the run's entry, in place of it, and in place of the lease, which then has no end either."""
+    keys = RegistryKeys(RUN)
+    with running(options(toml)) as coordinator, admin(redis_url) as client:
+        log = coordinator.log
+        learner = join()
+        learner.contribute(1)
+        entry = client.hget(keys.run, "entry")
+        client.hset(keys.run, "entry", "rubbish")
+        eventually(lambda: client.hget(keys.run, "entry") not in (b"rubbish", None))
+        assert log.getvalue().count(f"{keys.run} was changed by something else than ddl") == 1
+        assert log.getvalue().count("redis.lost") == 1
+        restored = client.hget(keys.run, "entry")
+        assert isinstance(entry, bytes)
+        assert isinstance(restored, bytes)
+        assert len(restored) == len(entry)  # all but its boot
+        client.set(keys.run, "rubbish")
+        eventually(lambda: client.type(keys.run) == b"hash")
+        client.set(keys.lease, "rubbish")
+        eventually(lambda: client.get(keys.lease) != b"rubbish" and client.pttl(keys.lease) > 0)
+        eventually(lambda: "lease.restored" in log.getvalue())
+        learner.contribute(5)
+        assert coordinator.wait() == "finished"
+    assert log.getvalue().count("lease.restored") == 1
 
 
 def test_redis_that_failed_over_to_a_copy_that_lagged_is_written_anew(
@@ -602,22 +631,27 @@ def test_momentum_that_is_missing_stops_a_restart(
 
 
 @pytest.mark.promise(3)
-def test_receipts_are_unique(toml: Path, store: LocalStore, join: Join) -> None:
-    """Announced with every beat and twice more, a contribution is merged once."""
+def test_receipts_are_unique(toml: Path, store: LocalStore, join: Join, redis_url: str) -> None:
+    """Announced with every beat, twice more, and once more by a Redis that has fallen back to before
+    its receipt, a contribution is merged once."""
     with running(options(toml)):
         learner = join()
         handin = learner.hand_in(learner.open_round())
         learner.put_again(handin)
         learner.put_again(handin)
         assert learner.receipt(handin) == "merged"
-        learner.contribute(2)
+        learner.contribute(1)
+        with admin(redis_url) as client:
+            field = handin_field(handin.learner, handin.incarnation, handin.fragment)
+            client.hset(RegistryKeys(RUN).handins, field, canonical(handin).decode())
+        join("b").contribute(2)  # both are read at once
     history = History(store, RUN)
     seen: list[HandinId] = []
     for seq in range(1, history.newest_seq() + 1):
         entry = history.read(seq)
         assert entry is not None
         seen += [receipt.id for receipt in entry.record.receipts]
-    assert len(seen) == len(set(seen)) == 3
+    assert len(seen) == len(set(seen)) == 4
 
 
 def test_a_learner_that_joins_waits_for_redis_to_be_written_anew(

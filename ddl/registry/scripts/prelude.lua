@@ -19,6 +19,15 @@ local function fenced(epoch_key, epoch)
   return highest > epoch
 end
 
+-- The lease that stands under a key, and its text; nothing if what stands there is no lease.
+local function standing_lease(key)
+  local text = redis.pcall('GET', key)
+  local ok, lease = pcall(cjson.decode, text)
+  if ok and type(lease) == 'table' and tonumber(lease.epoch) and lease.holder then
+    return lease, text
+  end
+end
+
 -- Appends to a stream of wake-ups. It stays short: an entry is a hint, never the only notice.
 local function wake(stream, what)
   redis.call('XADD', stream, 'MAXLEN', '~', 64, '*', 'what', what)

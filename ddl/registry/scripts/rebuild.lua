@@ -9,10 +9,10 @@
 if fenced(KEYS[2], tonumber(ARGV[1])) then
   return 0
 end
-local before = redis.call('HGET', KEYS[1], 'lineage')
+local before = redis.pcall('HGET', KEYS[1], 'lineage')
 redis.call('SET', KEYS[3], ARGV[3])
 redis.call('DEL', KEYS[1], KEYS[4], KEYS[5], KEYS[7], KEYS[9], KEYS[10])
-if before and before ~= ARGV[2] then
+if type(before) == 'string' and before ~= ARGV[2] then
   redis.call('DEL', KEYS[6], KEYS[11], KEYS[12], KEYS[13], KEYS[14], KEYS[15])
 end
 redis.call('HSET', KEYS[1], unpack(cjson.decode(ARGV[6])))

@@ -2,12 +2,8 @@
 -- KEYS[1] lease
 -- ARGV[1] Lease
 -- Returns 1 if it was let go, 0 if it was not ours.
-local present = redis.call('GET', KEYS[1])
-if not present then
-  return 0
-end
-local held, ours = cjson.decode(present), cjson.decode(ARGV[1])
-if held.epoch ~= ours.epoch or held.holder ~= ours.holder then
+local held, ours = standing_lease(KEYS[1]), cjson.decode(ARGV[1])
+if not held or held.epoch ~= ours.epoch or held.holder ~= ours.holder then
   return 0
 end
 return redis.call('DEL', KEYS[1])
