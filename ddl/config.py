@@ -85,6 +85,7 @@ class CodecSettings(Section, frozen=True, kw_only=True):
 
 
 class OuterSettings(Section, frozen=True, kw_only=True):
+    preset: Literal["fixed", "auto"] = "fixed"
     lr: float = 0.6
     momentum: float = 0.3
 

@@ -21,6 +21,9 @@ HEALTH: Final = "health"
 LOSSES_KEPT: Final = 16
 """Healthy steps that a loss is compared with: their median, so that one lucky step is no measure."""
 
+COSINES_KEPT: Final = 16
+"""Steps whose agreement with the momentum is remembered."""
+
 LOSSES_LEAST: Final = 4
 """Healthy steps without which nothing is judged."""
 
@@ -30,6 +33,8 @@ class Vitals(msgspec.Struct, kw_only=True):
 
     Attributes:
         losses: mean loss of the last healthy steps, the newest last.
+        cosines: how far the last outer gradients went along with the momentum before them (see
+            `Health.cos_prev`), the newest last.
         num_bad: bad steps in a row.
         healthy_version: the newest global version that is known to be good: learners have trained on
             it, and on all before it, with healthy losses.
@@ -37,6 +42,7 @@ class Vitals(msgspec.Struct, kw_only=True):
     """
 
     losses: list[float] = []
+    cosines: list[float] = []
     num_bad: int = 0
     healthy_version: int = 0
     rolled_back_to: int = -1
@@ -49,6 +55,8 @@ class Vitals(msgspec.Struct, kw_only=True):
         Its losses were had on versions before it. One cycle of all fragments back they surely are
         those of a model that learners have adopted, so that one is healthy if they are.
         """
+        if health.cos_prev is not None:
+            self.cosines = [*self.cosines, health.cos_prev][-COSINES_KEPT:]
         if settings.rollback != "off" and self._is_bad(health.loss_least, settings):
             self.num_bad += 1
             return
@@ -64,6 +72,7 @@ class Vitals(msgspec.Struct, kw_only=True):
         itself goes back to is one of them.
         """
         self.num_bad = 0
+        self.cosines = []
         if by_person:
             self.losses = []
         self.healthy_version = self.rolled_back_to = version

@@ -184,6 +184,17 @@ class LogState(msgspec.Struct, kw_only=True):
             return f"stop.tokens = {stop.tokens} reached"
         return ""
 
+    @property
+    def budget_ratio(self) -> float:
+        """Share of the run's budget that is used, of the one that is used more; 0 without one."""
+        stop = self.settings.stop
+        used = [0.0]
+        if stop.commits:
+            used.append(sum(head.merges for head in self.fragments) / stop.commits)
+        if stop.tokens:
+            used.append(self.progress / stop.tokens)
+        return min(1.0, max(used))
+
     def head(self) -> Head:
         """The newest record in short, as shown in Redis."""
         return Head(

@@ -11,8 +11,9 @@ from collections import deque
 from typing import Any, Final, Literal, NamedTuple
 
 from ddl import config
+from ddl.core import heat
 from ddl.core.events import Answer
-from ddl.core.log import LogState
+from ddl.core.log import START, LogState
 from ddl.core.membership import Membership
 from ddl.errors import ConfigError
 from ddl.protocol.records import Order, Request
@@ -100,9 +101,15 @@ def decide(request: Request, *, log: LogState, membership: Membership) -> Decisi
             return Entry("settings", {"state": "running"})
         case "set":
             try:
-                config.amend(log.settings, request.changes)
+                after = config.amend(log.settings, request.changes)
             except ConfigError as error:
                 return Refusal(str(error))
+            theirs = sorted(heat.CHOSEN & request.changes.keys())
+            if theirs and after.outer.preset == heat.AUTO and request.who != START:
+                return Refusal(
+                    f'{theirs[0]} is chosen by outer.preset = "auto"; to choose it yourself, '
+                    "set outer.preset=fixed along with it"
+                )
             return Entry("settings", {"changes": request.changes})
         case "rollback":
             problem = no_way_back(request.version, log)
