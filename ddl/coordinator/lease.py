@@ -17,7 +17,7 @@ from ddl.core.tenure import Tenure
 from ddl.errors import LeaseLostError, RefusedError, RegistryError, StoreError
 from ddl.journal import Journal
 from ddl.places import is_provably_gone
-from ddl.protocol.records import Fact, Lease
+from ddl.protocol.records import Fact, Lease, LogRecord
 from ddl.registry.base import CoordinatorRegistry, LeaseReply
 
 _LOOK_S: Final = 0.5
@@ -71,12 +71,21 @@ def take(
     return reply.lease
 
 
+def is_replaced(lease: Lease, record: LogRecord) -> bool:
+    """Whether a record that the holder of `lease` has not written shows that another coordinates.
+
+    One of a lower epoch is a predecessor's last: it is followed when the holder writes the next.
+    """
+    return record.holder != lease.holder and record.epoch >= lease.epoch
+
+
 class LeaseKeeper:
     """Renews a lease until it is closed, or lost for good.
 
     Args:
         lease: as taken, a moment ago.
-        probe: writes a few bytes to the store, for when nothing else is written. Raises: StoreError.
+        probe: writes a few bytes to the store, for when nothing else is written. Raises: StoreError;
+            whatever else it raises ends the keeper.
         on_lost: called once, from the keeper's thread, with a LeaseLostError when another holds the
             lease, or with whatever else has ended the keeper.
     """

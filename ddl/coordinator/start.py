@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from ddl import __version__
@@ -14,7 +15,7 @@ from ddl.clock import Clock, ServerClock, SystemClock
 from ddl.config import Loaded
 from ddl.coordinator import genesis, resume
 from ddl.coordinator.history import History
-from ddl.coordinator.lease import LeaseKeeper, new_holder, take
+from ddl.coordinator.lease import LeaseKeeper, is_replaced, new_holder, take
 from ddl.coordinator.service import STORE, Message, Outcome, Service
 from ddl.coordinator.standby import stand_by
 from ddl.core.log import LogState
@@ -25,7 +26,7 @@ from ddl.merge.choice import prepare
 from ddl.names import counted
 from ddl.protocol.address import join_address, safe_url
 from ddl.protocol.keys import ObjectKeys
-from ddl.protocol.records import RunRecord
+from ddl.protocol.records import Lease, RunRecord
 from ddl.registry.base import CoordinatorRegistry
 from ddl.registry.coordinator import RedisCoordinator
 from ddl.store.base import Store
@@ -277,7 +278,7 @@ class Coordinator:
             self._registry,
             lease,
             ttl_s=ttl_s,
-            probe=self._probe_store,
+            probe=partial(self._probe_store, lease),
             on_lost=self._inbox.put,
             clock=self._clock,
             journal=self._journal,
@@ -291,9 +292,23 @@ class Coordinator:
     def _known_epoch(self) -> int:
         return self._log.epoch if self._log is not None else 0
 
-    def _probe_store(self) -> None:
-        key = ObjectKeys(self._settings.run.name).lease_probe
-        self._store.put(key, b"the coordinator writes this when it has nothing else to write")
+    def _probe_store(self, lease: Lease) -> None:
+        """See that the store takes writes; and, since nothing has been written for a while, that
+        nobody else writes the log: a lease in another Redis is not seen in ours.
+
+        Raises: StoreError; LeaseLostError.
+        """
+        keys = ObjectKeys(self._settings.run.name)
+        self._store.put(
+            keys.lease_probe, b"the coordinator writes this when it has nothing else to write"
+        )
+        there = self._history.read(self._log.seq + 1) if self._log is not None else None
+        if there is not None and is_replaced(lease, there.record):
+            raise LeaseLostError(
+                f"{there.record.holder} has written record {there.record.seq} with epoch "
+                f"{there.record.epoch}; ours is {lease.epoch}",
+                hint="See that all coordinators use one Redis",
+            )
 
     def _create(self, drafted: genesis.Draft) -> None:
         now = self._server_clock.now()

@@ -477,6 +477,20 @@ def test_a_start_gives_way_to_a_coordinator_on_another_redis(
     assert folded(store).seq == 1
 
 
+@pytest.mark.parametrize("epoch", [1, 9])
+def test_an_idle_coordinator_notices_one_on_another_redis(
+    epoch: int, toml: Path, store: LocalStore
+) -> None:
+    """T31: it need not write a record to find that another does, be it of the same epoch."""
+    with running(options(toml)) as coordinator:
+        record = folded(store).next_record(
+            "settings", epoch=epoch, holder="other", written_at=0.0, ddl_version="0"
+        )
+        History(store, RUN).write(record)
+        with pytest.raises(LeaseLostError, match=f"other has written record 1 with epoch {epoch}"):
+            coordinator.wait()
+
+
 def test_a_stopped_run_goes_on_with_a_larger_budget(
     toml: Path, store: LocalStore, join: Join
 ) -> None:
