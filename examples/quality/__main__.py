@@ -3,6 +3,7 @@
     just quality [--learners 4] [--steps 2000] [--seeds 3] [--json]     the table
     just quality outer --steps 600 [...]                                outer steps, lr by momentum
     just quality lateness | codecs | modes                              what costs how much
+    just quality vision --steps 600                                     digits, by a net with BatchNorm
 
 Results lie in `build/quality`, a file a cell: a table that was stopped goes on where it was.
 """
@@ -17,6 +18,7 @@ from statistics import mean
 
 import msgspec
 
+from examples.quality import digits
 from examples.quality.cells import Cell, Outcome, Scalar, run_all
 from examples.quality.methods import train
 
@@ -89,11 +91,29 @@ def modes(learners: int, steps: int, seed: int) -> dict[str, Cell]:
     return cells
 
 
+def vision(learners: int, steps: int, seed: int) -> dict[str, Cell]:
+    """The same methods on images, where what BatchNorm has seen is merged, too."""
+    base = Cell(method="data-parallel", learners=learners, steps=steps, seed=seed)
+    return {
+        "data-parallel": base,
+        "alone": change(base, method="alone"),
+        "synchronous 0.7/0.9": change(base, method="synchronous", settings=USUAL),
+        "ddl": change(base, method="decoupled"),
+    }
+
+
 def change(cell: Cell, **changes: object) -> Cell:
     return msgspec.structs.replace(cell, **changes)
 
 
-TABLES = {"table": table, "outer": outer, "lateness": lateness, "codecs": codecs, "modes": modes}
+TABLES = {
+    "table": table,
+    "outer": outer,
+    "lateness": lateness,
+    "codecs": codecs,
+    "modes": modes,
+    "vision": vision,
+}
 
 
 def main() -> int:
@@ -113,7 +133,9 @@ def main() -> int:
     cells = [cell for row in rows.values() for cell in row]
     labels = {cell.name: label for label, row in rows.items() for cell in row}
     found: dict[str, Outcome] = {}
-    for outcome in run_all(cells, asked.folder, train=train, processes=asked.processes):
+    on_images = asked.what == "vision"
+    work, folder = (digits.train, asked.folder / "digits") if on_images else (train, asked.folder)
+    for outcome in run_all(cells, folder, train=work, processes=asked.processes):
         found[outcome.cell.name] = outcome
         print(
             f"{len(found):3} of {len(labels)}  {outcome.heldout_loss:.4f}  "
@@ -128,19 +150,22 @@ def main() -> int:
         print(msgspec.json.encode({"runs": runs, "ratio_to_dp": ratios}).decode())
         return 0
     width = max(map(len, losses))
-    print(
-        f"M = {asked.learners}, {asked.steps} steps each, {asked.seeds} seeds: held-out nats/byte"
-    )
+    unit = "nats, and percent of right answers" if on_images else "nats/byte"
+    print(f"M = {asked.learners}, {asked.steps} steps each, {asked.seeds} seeds: held-out {unit}")
     for label, row in losses.items():
         each = " ".join(f"{loss:.4f}" for loss in row)
+        right = [found[cell.name].accuracy for cell in rows[label]]
+        known = [percent for percent in right if percent is not None]
         print(
             f"{label:{width}}  {mean(row):.4f}  {100 * (mean(row) / first - 1):+5.2f} %  ({each})"
+            + (f"  {mean(known):.2f} %" if known else "")
         )
     return 0
 
 
 def _run(label: str, outcome: Outcome) -> dict[str, object]:
     cell = outcome.cell
+    accuracy = {} if outcome.accuracy is None else {"accuracy": outcome.accuracy}
     return {
         "method": label,
         "learners": cell.learners,
@@ -148,6 +173,7 @@ def _run(label: str, outcome: Outcome) -> dict[str, object]:
         "settings": cell.settings,
         "tokens": outcome.tokens,
         "heldout_loss": outcome.heldout_loss,
+        **accuracy,
     }
 
 

@@ -55,13 +55,15 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         tokens: that the model was trained on; of "decoupled", those merged.
-        heldout_loss: nats per byte.
+        heldout_loss: nats, per byte where the work is text.
+        accuracy: percent, where there are answers that are right or wrong.
         versions: outer steps.
     """
 
     cell: Cell
     tokens: int
     heldout_loss: float
+    accuracy: float | None = None
     versions: int = 0
     seconds: float = 0.0
 

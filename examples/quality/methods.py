@@ -15,6 +15,7 @@ from ddl.core import events as e
 from ddl.merge.inspect import describe_model
 from examples.quality import text
 from examples.quality.cells import Cell, Outcome
+from examples.quality.workload import Workload
 from tests.lockstep.coordinator import Coordinator
 from tests.lockstep.learner import Learner
 from tests.lockstep.runner import Run
@@ -22,53 +23,60 @@ from tests.lockstep.runner import Run
 FRAGMENTS = 4
 
 
-def train(cell: Cell) -> Outcome:
+def train(cell: Cell, work: Workload = text) -> Outcome:
+    """What the cell's method makes of a workload."""
     match cell.method:
         case "data-parallel":
-            return data_parallel(cell)
+            return data_parallel(cell, work)
         case "synchronous":
-            return synchronous(cell)
+            return synchronous(cell, work)
         case "alone":
-            return data_parallel(msgspec.structs.replace(cell, learners=1), asked=cell)
+            return data_parallel(msgspec.structs.replace(cell, learners=1), work, asked=cell)
         case "decoupled":
-            return decoupled(cell)
+            return decoupled(cell, work)
 
 
-def data_parallel(cell: Cell, asked: Cell | None = None) -> Outcome:
+def data_parallel(cell: Cell, work: Workload, asked: Cell | None = None) -> Outcome:
     """One model, steps on the batches of all learners together."""
-    model = text.make_model(cell.seed)
-    optimizer = text.make_optimizer(model)
-    streams = [text.batches(cell.seed, m) for m in range(cell.learners)]
+    model = work.make_model(cell.seed)
+    optimizer = work.make_optimizer(model)
+    streams = [work.batches(cell.seed, m) for m in range(cell.learners)]
     for step in range(cell.steps):
         batch = torch.cat([next(stream) for stream in streams])
-        text.train_step(model, optimizer, batch, local_steps=step, fraction=step / cell.steps)
-    tokens = cell.learners * cell.steps * text.TOKENS
-    return Outcome(cell=asked or cell, tokens=tokens, heldout_loss=text.heldout_loss(model))
+        work.train_step(model, optimizer, batch, local_steps=step, fraction=step / cell.steps)
+    tokens = cell.learners * cell.steps * work.tokens_per_step()
+    return Outcome(
+        cell=asked or cell,
+        tokens=tokens,
+        heldout_loss=work.heldout_loss(model),
+        accuracy=work.accuracy(model),
+    )
 
 
-def synchronous(cell: Cell) -> Outcome:
+def synchronous(cell: Cell, work: Workload) -> Outcome:
     """Plain DiLoCo: all stop every H steps, their mean goes through Nesterov, all take it over."""
-    settings = settings_of(cell)
+    settings = settings_of(cell, work)
     every, outer = settings.round.every_steps, settings.outer
-    shared = text.make_model(cell.seed)
+    shared = work.make_model(cell.seed)
     nesterov = torch.optim.SGD(
         shared.parameters(), lr=outer.lr, momentum=outer.momentum, nesterov=outer.momentum > 0
     )
-    replicas = [text.make_model(cell.seed) for _ in range(cell.learners)]
-    optimizers = [text.make_optimizer(replica) for replica in replicas]
-    streams = [text.batches(cell.seed, m) for m in range(cell.learners)]
+    replicas = [work.make_model(cell.seed) for _ in range(cell.learners)]
+    optimizers = [work.make_optimizer(replica) for replica in replicas]
+    streams = [work.batches(cell.seed, m) for m in range(cell.learners)]
     versions = 0
     for step in range(cell.steps):
         for replica, optimizer, stream in zip(replicas, optimizers, streams, strict=True):
             fraction = step / cell.steps
-            text.train_step(replica, optimizer, next(stream), local_steps=step, fraction=fraction)
+            work.train_step(replica, optimizer, next(stream), local_steps=step, fraction=fraction)
         if (step + 1) % every == 0 or step + 1 == cell.steps:
             _outer_step(shared, replicas, nesterov)
             versions += 1
     return Outcome(
         cell=cell,
-        tokens=cell.learners * cell.steps * text.TOKENS,
-        heldout_loss=text.heldout_loss(shared),
+        tokens=cell.learners * cell.steps * work.tokens_per_step(),
+        heldout_loss=work.heldout_loss(shared),
+        accuracy=work.accuracy(shared),
         versions=versions,
     )
 
@@ -81,6 +89,9 @@ def _outer_step(
     for parameter, *others in moved:
         parameter.grad = parameter - torch.stack(others).mean(dim=0)
     nesterov.step()
+    for buffer, *theirs in zip(shared.buffers(), *(r.buffers() for r in replicas), strict=True):
+        together = torch.stack(theirs)
+        buffer.copy_(together.mean(dim=0) if buffer.is_floating_point() else together.amax(dim=0))
     for replica in replicas:
         replica.load_state_dict(shared.state_dict())
 
@@ -88,20 +99,21 @@ def _outer_step(
 # ---- ddl itself ---------------------------------------------------------------------------------
 
 
-class TextTask:
+class WorkTask:
     """A learner of the lockstep runner: `tensors` change in place; the clock is the learner's own."""
 
-    def __init__(self, seed: int, stream: Iterator[Tensor]) -> None:
-        self.model = text.make_model(seed)
+    def __init__(self, work: Workload, seed: int, stream: Iterator[Tensor]) -> None:
+        self._work = work
+        self.model = work.make_model(seed)
         self.tensors: Mapping[str, Tensor] = describe_model(self.model).tensors
         self.learner: Learner | None = None
-        self._optimizer = text.make_optimizer(self.model)
+        self._optimizer = work.make_optimizer(self.model)
         self._stream = stream
         self._steps = 0
 
     def step(self) -> int:
         assert self.learner is not None
-        text.train_step(
+        self._work.train_step(
             self.model,
             self._optimizer,
             next(self._stream),
@@ -109,50 +121,51 @@ class TextTask:
             fraction=self.learner.machine.progress_fraction(),
         )
         self._steps += 1
-        return text.TOKENS
+        return self._work.tokens_per_step()
 
 
-def settings_of(cell: Cell) -> Settings:
+def settings_of(cell: Cell, work: Workload) -> Settings:
     """The defaults, four fragments, the cell's budget, and what the cell changes."""
     given = msgspec.structs.replace(
         Settings(),
         run=RunSettings(name="quality", seed=cell.seed),
         health=HealthSettings(rollback="off"),
-        stop=StopSettings(tokens=cell.learners * cell.steps * text.TOKENS),
+        stop=StopSettings(tokens=cell.learners * cell.steps * work.tokens_per_step()),
     )
     return config.replace(given, {"fragments.num": FRAGMENTS, **cell.settings})
 
 
-def decoupled(cell: Cell) -> Outcome:
+def decoupled(cell: Cell, work: Workload) -> Outcome:
     """The real core, codec and merge, in virtual time: a step takes a second."""
-    start = text.make_model(cell.seed)
+    start = work.make_model(cell.seed)
     described = describe_model(start)
-    run = Run(settings_of(cell), described.infos, start=described.tensors)
+    run = Run(settings_of(cell, work), described.infos, start=described.tensors)
     coordinator = run.start_coordinator()
     if cell.drop:
         _drop(coordinator, cell)
     late = run.time.now + cell.steps / 2
     for m in range(cell.learners):
-        task = TextTask(cell.seed, text.batches(cell.seed, m))
+        task = WorkTask(work, cell.seed, work.batches(cell.seed, m))
         if m >= cell.learners - cell.late:
             run.time.at(late, lambda m=m, task=task: _join(run, cell, m, task))  # type: ignore[misc]
         else:
             _join(run, cell, m, task)
     if not run.time.run(20.0 * cell.steps, until=lambda: run.log.state == "stopped"):
         raise RuntimeError(f"{cell.name}: {run.versions} versions, {run.rounds}, and no end")
-    model = text.make_model(cell.seed)
+    model = work.make_model(cell.seed)
     with torch.no_grad():
         for name, value in run.model().items():
             describe_model(model).tensors[name].copy_(value)
     return Outcome(
         cell=cell,
         tokens=round(run.log.progress),
-        heldout_loss=text.heldout_loss(model),
+        heldout_loss=work.heldout_loss(model),
+        accuracy=work.accuracy(model),
         versions=run.versions,
     )
 
 
-def _join(run: Run, cell: Cell, m: int, task: TextTask) -> None:
+def _join(run: Run, cell: Cell, m: int, task: WorkTask) -> None:
     step_s = cell.pace[m] if m < len(cell.pace) else 1.0
     task.learner = run.add_learner(f"l{m}", task, step_s=step_s)
 

@@ -7,7 +7,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from examples.quality.cells import Cell, Outcome, Scalar, read, run_all
+from examples.quality import digits
+from examples.quality.cells import Cell, Method, Outcome, Scalar, read, run_all
 from examples.quality.methods import train
 
 STEPS = 30
@@ -40,6 +41,17 @@ def test_synchronous_diloco_that_merges_all_the_time_learns_as_data_parallel_doe
     synchronous = train(msgspec.structs.replace(cell, method="synchronous", settings=often))
     assert synchronous.tokens == parallel.tokens
     assert synchronous.heldout_loss == pytest.approx(parallel.heldout_loss, rel=0.05)
+
+
+def test_a_net_with_batchnorm_is_good_when_it_is_measured() -> None:
+    """Without the statistics that learners hand in it would guess: 10 % are right by chance."""
+    often: dict[str, Scalar] = {"round.every_steps": 8, "outer.lr": 0.7, "outer.momentum": 0.3}
+    methods: list[Method] = ["decoupled", "synchronous"]
+    for method in methods:
+        cell = Cell(method=method, learners=2, steps=60, settings=often)
+        found = digits.train(cell)
+        assert found.accuracy is not None
+        assert found.accuracy > 90, method
 
 
 def finish(cell: Cell) -> Outcome:

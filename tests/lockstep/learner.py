@@ -12,7 +12,7 @@ from torch import Tensor
 from ddl.codec.codecs import CODECS
 from ddl.codec.contribution import encode_contribution
 from ddl.codec.digest import sha256
-from ddl.codec.fragment import decode_fragment, version_metadata
+from ddl.codec.fragment import Fragment, decode_fragment, version_metadata
 from ddl.codec.step import rebuild_version
 from ddl.core import events as e
 from ddl.core.invariants import check_learner
@@ -72,7 +72,7 @@ class Learner:
             now=run.time.now,
         )
         self.movements = [Movement(specs) for specs in run.layout.by_fragment]
-        self.staged: dict[int, dict[str, Tensor]] = {}
+        self.staged: dict[int, Fragment] = {}
         self.bases: dict[int, bytes] = {}
         self.steps_taken = 0
         self.stored: dict[HandinId, Handin] = {}
@@ -141,10 +141,11 @@ class Learner:
         copies = {s.fragment: self._read(s.fragment) for s in plan.snapshots}
         self.machine.begin(plan)
         for snapshot in plan.snapshots:
-            self._hand_in(snapshot, copies[snapshot.fragment])
+            self._hand_in(snapshot, *copies[snapshot.fragment])
         settings = self.run.record.settings.adopt
         for adoption in plan.adoptions:
-            published = self.staged.pop(adoption.fragment)
+            version = self.staged.pop(adoption.fragment)
+            published = version.weights
             movement = self.movements[adoption.fragment]
             if adoption.realign:
                 values = movement.realign(published)
@@ -152,16 +153,23 @@ class Learner:
                 theta = {name: self.task.tensors[name].detach() for name in published}
                 values = movement.adopt(theta, published, mode=settings.mode, alpha=settings.alpha)
             with torch.no_grad():
-                for name, value in values.items():
+                for name, value in {**values, **version.buffers}.items():
                     self.task.tensors[name].copy_(value)
 
-    def _read(self, fragment: int) -> dict[str, Tensor]:
+    def _read(self, fragment: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Parameters in fp32, and buffers, as they are now."""
         specs = self.run.layout.by_fragment[fragment]
-        return {s.name: self.task.tensors[s.name].detach().float().clone() for s in specs}
+        now = {s.name: self.task.tensors[s.name].detach() for s in specs}
+        return (
+            {s.name: now[s.name].float().clone() for s in specs if s.kind == "parameter"},
+            {s.name: now[s.name].clone() for s in specs if s.kind == "buffer"},
+        )
 
     # ---- handing in -----------------------------------------------------------------------------
 
-    def _hand_in(self, snapshot: Snapshot, theta: Mapping[str, Tensor]) -> None:
+    def _hand_in(
+        self, snapshot: Snapshot, theta: Mapping[str, Tensor], buffers: Mapping[str, Tensor]
+    ) -> None:
         p = snapshot.fragment
         codec = CODECS[self.run.record.settings.codec.up]
         movement = self.movements[p]
@@ -176,7 +184,7 @@ class Learner:
         )
         deltas = movement.hand_in(theta)
         specs = self.run.layout.by_fragment[p]
-        encoded = encode_contribution(specs, deltas, {}, codec, handin.header)
+        encoded = encode_contribution(specs, deltas, buffers, codec, handin.header)
         movement.handed_in(encoded.decoded)
         for name, coded in encoded.decoded.items():
             before = self.decoded.get(name, torch.zeros(coded.shape, dtype=torch.float64))
@@ -263,7 +271,7 @@ class Learner:
             data = run.services.objects[state.published.key]
         assert sha256(data) == state.published.sha256
         self.bases[p] = data
-        self.staged[p] = dict(decode_fragment(bytearray(data), specs, dtype).weights)
+        self.staged[p] = decode_fragment(bytearray(data), specs, dtype)
         self.machine.on_staged(p, Staged(state.version, state.line, sha256(data)))
         self._stage()
         self._check()

@@ -25,7 +25,7 @@ from ddl.coordinator.payloads import Payloads
 from ddl.core import events as e
 from ddl.core.invariants import check
 from ddl.core.log import LogState
-from ddl.merge.layout import TensorInfo, plan_layout
+from ddl.merge.layout import TensorInfo, dtype_of, plan_layout
 from ddl.protocol import wire
 from ddl.protocol.keys import ObjectKeys
 from ddl.protocol.records import Amount, LogRecord, ObjectRef, Receipt, RunRecord
@@ -86,10 +86,12 @@ class Run:
         refs = []
         for fragment, specs in enumerate(self.layout.by_fragment):
             values = {
-                s.name: given.get(s.name, torch.zeros(s.shape)).detach().clone().float()
+                s.name: given.get(s.name, torch.zeros(s.shape, dtype=dtype_of(s))).detach().clone()
                 for s in specs
             }
-            refs.append(self.payloads.put_fragment(fragment, 0, values, {}))
+            weights = {s.name: values[s.name].float() for s in specs if s.kind == "parameter"}
+            buffers = {s.name: values[s.name] for s in specs if s.kind == "buffer"}
+            refs.append(self.payloads.put_fragment(fragment, 0, weights, buffers))
         self.record = RunRecord(
             ddl_version="0",
             name=settings.run.name,
@@ -182,7 +184,8 @@ class Run:
         """The newest version of every tensor."""
         values: dict[str, Tensor] = {}
         for fragment, state in self.services.fragments.items():
-            values |= self.weights(fragment, state.published)
+            version = self.payloads.fragment(fragment, state.published)
+            values |= {**version.weights, **version.buffers}
         return values
 
     def weights(self, fragment: int, ref: ObjectRef) -> dict[str, Tensor]:
