@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from ddl.core.log import CHECKPOINT_EVERY, LogState
 from ddl.errors import (
@@ -25,6 +26,15 @@ from ddl.protocol.keys import ObjectKeys
 from ddl.protocol.records import LogRecord, Removal, RunRecord
 from ddl.store.base import Store
 from ddl.store.search import last_present
+
+_READERS: Final = 8
+"""Records read at once."""
+
+_FEW: Final = 32
+"""So many records are not worth the threads."""
+
+_AHEAD: Final = 64
+"""Records read before the first of them is applied, at most."""
 
 
 class Entry(NamedTuple):
@@ -124,6 +134,7 @@ class History:
         """
         newest = self.newest_seq()
         state = self._checkpoint_before(run, newest)
+        self._advance(state, newest)
         self.follow(state)
         if state.seq < newest:
             raise IntegrityError(
@@ -148,8 +159,7 @@ class History:
             return newest
         made_by = bisect_left(range(newest.seq), global_version, key=self._version_after)
         state = self._checkpoint_before(run, made_by)
-        while state.global_version < global_version:
-            self._follow_one(state)
+        self._advance(state, made_by)
         return state
 
     @contextmanager
@@ -234,6 +244,22 @@ class History:
             and state.global_version == entry.record.global_version
         )
         return state if agrees else None
+
+    def _advance(self, state: LogState, newest: int) -> None:
+        """Apply the records up to `newest`, as far as they are there, several read at a time: one
+        after the other, those since a checkpoint take half a minute where an answer takes 0.1 s.
+        """
+        if newest - state.seq < _FEW:
+            while state.seq < newest and self._follow_one(state):
+                pass
+            return
+        with ThreadPoolExecutor(_READERS, thread_name_prefix="history") as pool:
+            while state.seq < newest:
+                ahead = range(state.seq + 1, min(state.seq + _AHEAD, newest) + 1)
+                for entry in pool.map(self.read, ahead):
+                    if entry is None:
+                        return
+                    state.apply(entry.record, entry.digest)
 
     def _follow_one(self, state: LogState) -> bool:
         entry = self.read(state.seq + 1)

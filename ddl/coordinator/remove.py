@@ -53,7 +53,8 @@ def remove_objects(
     now: float,
     tick: Callable[[str, int, int], None] = lambda *_: None,
 ) -> None:
-    """Delete what was found. No process of the run may be alive: it would put new objects.
+    """Delete what was found, and what has come meanwhile. A process of the run that is alive still
+    ends when it meets the note; what it puts after that may be left.
 
     Args:
         who: the person, for those who meet the note.
@@ -68,7 +69,9 @@ def remove_objects(
     for start in range(0, len(others), _BATCH):
         store.delete(others[start : start + _BATCH])
         tick("objects", min(start + _BATCH, len(others)), len(others))
-    store.delete([keys.lease_probe, keys.run_record])
+    # what a process has put meanwhile that had not seen the note yet
+    store.delete(info.key for info in store.list(keys.prefix) if info.key != keys.run_record)
+    store.delete([keys.run_record])
 
 
 def _lineage(store: Store, run: str) -> str:

@@ -567,6 +567,25 @@ def test_rm_that_is_interrupted_leaves_no_run(store: LocalStore, ddl: Ddl) -> No
     assert list(store.list(KEYS.prefix)) == []
 
 
+class LivelyStore(HookedStore):
+    """While the first objects are deleted, a process that does not know of it yet puts another."""
+
+    is_told = False
+
+    def delete(self, keys: Iterable[str]) -> None:
+        super().delete(keys)
+        if not self.is_told:
+            self.is_told = self.put(KEYS.commit(3), b"late")
+
+
+def test_rm_takes_along_what_comes_while_it_is_at_work(store: LocalStore) -> None:
+    """Nothing is left of the run, not even what its processes put before they met the note."""
+    lively = LivelyStore(store)
+    remove_objects(lively, RUN, find_remains(store, RUN), who="tester", now=1.0)
+    assert lively.is_told
+    assert list(store.list(KEYS.prefix)) == []
+
+
 # ---- on a bucket --------------------------------------------------------------------------------
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -85,6 +86,37 @@ def write_log(folder: Path, log: LogState, num: int) -> None:
         log.apply(record, wire.digest(data))
         if record.seq % CHECKPOINT_EVERY == 0:
             (folder / KEYS.checkpoint(record.seq)).write_bytes(wire.canonical(log))
+
+
+class Gathering(HookedStore):
+    """Answers no read of a record before four are asked for at once."""
+
+    def __init__(self, store: LocalStore) -> None:
+        super().__init__(store)
+        self._all = threading.Barrier(4)
+
+    def get(self, key: str, *, progress: Progress | None = None) -> bytearray:
+        if key.startswith(KEYS.commits) and self.head(key) is not None:
+            self._all.wait(30)
+        return super().get(key, progress=progress)
+
+
+def test_records_are_read_several_at_a_time(tmp_path: Path, redis_url: str) -> None:
+    """Those since the checkpoint, on the way to the newest version and to an older one: a store far
+    away takes a tenth of a second for each. The states are those of reading one after the other."""
+    toml = write_run(tmp_path, redis_url=redis_url)
+    store = LocalStore(tmp_path / "store")
+    with running(options(toml)):
+        pass
+    history = History(store, RUN)
+    run = history.existing_run()
+    log = history.fold(run)
+    write_log(tmp_path / "store", log, 40)
+    older = wire.canonical(log)
+    write_log(tmp_path / "store", log, 40)
+    assert wire.canonical(history.fold_to(run, 40)) == older
+    assert wire.canonical(history.fold(run)) == wire.canonical(log)
+    assert wire.canonical(History(Gathering(store), RUN).fold(run)) == wire.canonical(log)
 
 
 @pytest.mark.slow
