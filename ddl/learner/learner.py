@@ -200,6 +200,7 @@ class Learner:
             shared.loss.add(loss)
         with shared.changed:
             shared.machine.on_step(tokens, applied=applied)
+            shared.skipped += not applied
         if applied:
             shared.clock.applied(now)
         plan = self._do_what_is_due()

@@ -35,6 +35,7 @@ class Shared:
         staged: by fragment, what the machine knows as staged.
         stored: contributions whose payload is in the store and whose receipt is not known; every
             beat repeats their announcements.
+        skipped: steps that the optimizer left out, all together.
         fatal: what ended a background thread; the training thread raises it at its next step.
         leaving: set once; every wait of every thread ends on it.
     """
@@ -45,6 +46,7 @@ class Shared:
     transfers: Transfers
     staged: dict[int, StagedFragment] = field(default_factory=dict)
     stored: dict[HandinId, Handin] = field(default_factory=dict)
+    skipped: int = 0
     fatal: BaseException | None = None
     changed: threading.Condition = field(default_factory=threading.Condition)
     leaving: threading.Event = field(default_factory=threading.Event)

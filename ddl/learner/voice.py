@@ -12,6 +12,12 @@ from ddl.protocol.records import Handin, Receipt
 PROGRESS_S: Final = 30.0
 """Between two lines on progress."""
 
+SKIPPED_RATIO: Final = 0.1
+"""Share of steps left out that is worth a warning; a gradient scaler leaves out one in thousands."""
+
+SKIPPED_FEW: Final = 5
+"""So many are none: a scaler that begins too high leaves out its first steps."""
+
 
 class Voice:
     """One learner's; `tell_progress` belongs to the beat thread, the rest to any."""
@@ -20,7 +26,7 @@ class Voice:
         self._session = session
         self._shared = shared
         self._told_at = session.clock.monotonic()
-        self._told_steps = self._told_tokens = 0
+        self._told_steps = self._told_tokens = self._told_skipped = 0
         self._first = True
 
     def started(self) -> None:
@@ -76,16 +82,20 @@ class Voice:
             step, tokens = machine.local_steps, machine.trained.tokens
             version = machine.head.global_version if machine.head else 0
             waiting, fraction = machine.num_uploading, machine.progress_fraction()
+            skipped = shared.skipped - self._told_skipped
         steps, rate = step - self._told_steps, (tokens - self._told_tokens) / passed_s
         self._told_at, self._told_steps, self._told_tokens = now, step, tokens
+        self._told_skipped += skipped
+        self._tell_skipped(skipped, of=steps + skipped)
         if not started:
             num = self._session.run.run.layout.num_fragments
             text = f"still joining: {staged} of {counted(num, 'fragment')} of version {version}"
-        elif not steps:
+        elif not steps and not skipped:
             text = f"no step in the last {passed_s:.0f} s: the training loop is busy or stuck"
         else:
             text = f"step {step:,}, {rate:,.0f} tokens/s"
             text += "" if loss is None else f", loss {loss:.4g}"
+            text += f", {skipped:,} of {steps + skipped:,} steps left out" if skipped else ""
         of_budget = f" ({fraction:.0%} of the run's budget)" if fraction else ""
         uploads = f", {counted(waiting, 'upload')} waiting" if waiting else ""
         self._session.journal.tell(
@@ -97,6 +107,20 @@ class Voice:
             loss=loss,
             version=version,
             uploads_waiting=waiting,
+            skipped=skipped,
+        )
+
+    def _tell_skipped(self, skipped: int, *, of: int) -> None:
+        """Warn, once, while the optimizer leaves out many of its steps."""
+        if skipped <= max(SKIPPED_FEW, SKIPPED_RATIO * of):
+            self._session.journal.forget("skipped")
+            return
+        self._session.journal.on_change(
+            "skipped",
+            "steps.skipped",
+            f"the optimizer leaves out more than {SKIPPED_RATIO:.0%} of its steps, which count for "
+            "nothing: if its gradient scaler overflows again and again, lower the learning rate or "
+            "train in bf16",
         )
 
     def left(self, why: str) -> None:

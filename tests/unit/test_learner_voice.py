@@ -102,6 +102,36 @@ def test_why_there_is_no_progress(speaker: Speaker) -> None:
     assert speaker.said() == []
 
 
+def test_many_steps_left_out_are_warned_of_once(speaker: Speaker) -> None:
+    """T42: a scaler that skips 5 of 20 steps is told in every line and warned of once while it lasts;
+    one that begins too high, and a rare overflow, are not; one that skips all is not called stuck.
+    """
+    speaker.machine.started = True
+
+    def names_and_text(skipped: int, applied: int) -> tuple[list[str], str]:
+        speaker.shared.skipped += skipped
+        for _ in range(applied):
+            speaker.machine.on_step(1)
+        speaker.pass_time(PROGRESS_S + 0.1)
+        said = speaker.said()
+        return [line["name"] for line in said], said[-1]["text"]
+
+    names, text = names_and_text(5, 2)
+    assert names == ["learner.progress"]
+    assert ", 5 of 7 steps left out; " in text
+    for told in (["steps.skipped"], [], []):
+        names, text = names_and_text(75, 225)
+        assert names == [*told, "learner.progress"]
+        assert ", 75 of 300 steps left out; " in text
+    names, text = names_and_text(0, 300)
+    assert names == ["learner.progress"]
+    assert "left out" not in text
+    names, text = names_and_text(300, 0)
+    assert names == ["steps.skipped", "learner.progress"]
+    assert ", 300 of 300 steps left out; " in text
+    assert "stuck" not in text
+
+
 def test_fates_are_told_unless_all_went_well(speaker: Speaker) -> None:
     """A refusal with its reason; a merge is what is expected."""
     receipt = Receipt(
