@@ -66,7 +66,7 @@ def ask(place: Place, wish: Request, *, timeout_s: float) -> Head:
             if time.monotonic() >= deadline:
                 raise DdlError(
                     f"the coordinator of {place.run!r} has not answered within {timeout_s:g} s; "
-                    "the wish stands",
+                    "the wish stands, and is served as soon as it does",
                     hint=f"`ddl status {place.run} --once` shows whether it works",
                 )
             time.sleep(LOOK_S)
