@@ -121,9 +121,10 @@ class Movement:
             moved = published.to(dtype)
             anchor.copy_(moved)
             return moved
-        kept = theta - anchor
+        # u takes the anchor's memory: fresh pages cost the training thread more than sums
+        kept = torch.sub(theta, anchor, out=anchor)
         if keep != 1.0:
             kept *= keep
         moved = (published + kept).to(dtype)
-        anchor.copy_(moved).sub_(kept)
+        torch.sub(moved, kept, out=anchor)
         return moved
