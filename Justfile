@@ -77,9 +77,9 @@ test *ARGS: setup
 test-all *ARGS: setup
     cd "{{ root }}" && "{{ bin }}/python" -m pytest "$@"
 
-# run the tests of what ddl promises; --json for {"promises": [{"number", "test", "passed"}]}
+# run the tests of what ddl promises: --json for programs, --broken to see each fail without its promise
 promises *ARGS: setup
-    cd "{{ root }}" && "{{ bin }}/python" tests/promises/report.py "$@"
+    cd "{{ root }}" && PYTHONPATH=".:cli" "{{ bin }}/python" -m tests.promises.report "$@"
 
 # how good a model ddl makes, beside data-parallel training: `just quality --help`
 quality *ARGS: setup

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import msgspec
+import pytest
 import torch
 
 from ddl import config
@@ -63,6 +64,14 @@ class Tiny(torch.nn.Module):
 def build(ctx):
     return Task(model=Tiny(int(ctx.args.get("width", 4))))
 '''
+
+
+EVERY_CODEC = pytest.mark.parametrize(
+    "codec",
+    [{"up": "fp32"}, {"up": "bf16"}, {"up": "int8"}, {"up": "int4", "down": "int4-step"}],
+    ids=["fp32", "bf16", "int8", "int4, and steps published"],
+)
+"""For the section of `run.toml` of that name."""
 
 
 def write_run(folder: Path, *, redis_url: str, **sections: Mapping[str, object]) -> Path:
@@ -275,7 +284,8 @@ class ScriptedLearner:
         """Hand in to a round.
 
         Args:
-            values: the first element of the tensor of that name becomes this.
+            values: the first element, or the first block's scale, of the tensor of that name
+                becomes this.
             tamper: makes of the payload what is put in its place; None puts nothing.
         """
         self.adopt()
@@ -299,7 +309,7 @@ class ScriptedLearner:
             steps=steps,
             tokens=tokens,
             total=self.totals[fragment],
-            codec=CODECS["fp32"].tag,
+            codec=CODECS[self._settings.codec.up].tag,
             payload=NO_PAYLOAD,
             loss=1.0,
             step_s=0.01,
@@ -343,9 +353,11 @@ class ScriptedLearner:
                 deltas[spec.name] = torch.randn(spec.shape, generator=generator) * 0.1
             else:
                 buffers[spec.name] = torch.full(spec.shape, handin.seq, dtype=torch.int64)
-        encoded = encode_contribution(specs, deltas, buffers, CODECS["fp32"], handin.header)
+        codec = CODECS[self._settings.codec.up]
+        encoded = encode_contribution(specs, deltas, buffers, codec, handin.header)
         for name, value in values.items():  # behind the encoder's back: it would refuse NaN
-            encoded.decoded[name].parts[""].view(-1)[0] = value
+            parts = encoded.decoded[name].parts
+            parts["" if "" in parts else "|s"].view(-1)[0] = value
         return bytes(encoded.buffer)
 
     def _record(self) -> LearnerRecord:

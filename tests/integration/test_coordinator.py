@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
@@ -33,6 +33,7 @@ from ddl.registry.reader import RedisReader
 from ddl.store.local import LocalStore
 from tests.commands import Ddl
 from tests.coordinating import (
+    EVERY_CODEC,
     RUN,
     Running,
     ScriptedLearner,
@@ -88,10 +89,12 @@ def weights(log: LogState) -> list[tuple[int, str, str]]:
     ]
 
 
-def uninterrupted(folder: Path, redis_url: str, commits: int = 6) -> list[tuple[int, str, str]]:
+def uninterrupted(
+    folder: Path, redis_url: str, commits: int = 6, codec: Mapping[str, str] | None = None
+) -> list[tuple[int, str, str]]:
     """What the run comes to if nothing goes wrong."""
     folder.mkdir()
-    toml = write_run(folder, redis_url=redis_url, stop={"commits": commits})
+    toml = write_run(folder, redis_url=redis_url, stop={"commits": commits}, codec=codec or {})
     store = LocalStore(folder / "store")
     with running(options(toml)) as coordinator:
         learner = ScriptedLearner(redis_url, store)
@@ -135,12 +138,21 @@ class Crash(BaseException):
 
 
 @pytest.mark.promise(2)
+@pytest.mark.parametrize(
+    "codec", [{"up": "fp32"}, {"up": "int4", "down": "int4-step"}], ids=["in full", "compressed"]
+)
 @pytest.mark.parametrize("kind", ["fragments", "outer", "commits"])
 def test_a_crash_after_any_put_leaves_the_old_version_or_the_new_one(
-    kind: str, tmp_path: Path, toml: Path, store: LocalStore, join: Join, redis_url: str
+    kind: str,
+    codec: Mapping[str, str],
+    tmp_path: Path,
+    store: LocalStore,
+    join: Join,
+    redis_url: str,
 ) -> None:
     """T23: after a restart the run comes to the very bytes of one that never crashed."""
-    expected = uninterrupted(tmp_path / "uninterrupted", redis_url)
+    expected = uninterrupted(tmp_path / "uninterrupted", redis_url, codec=codec)
+    toml = write_run(tmp_path, redis_url=redis_url, stop={"commits": 6}, codec=codec)
     puts = []
 
     def crash_at_third(key: str) -> None:
@@ -185,18 +197,21 @@ def test_a_record_whose_answer_was_lost_is_read_back(
 
 
 @pytest.mark.promise(5)
+@EVERY_CODEC
 def test_a_contribution_with_nan_changes_nothing_but_its_receipt(
-    tmp_path: Path, toml: Path, store: LocalStore, join: Join, redis_url: str
+    codec: Mapping[str, str], tmp_path: Path, store: LocalStore, join: Join, redis_url: str
 ) -> None:
     """T01: it is refused whole, with tensor and count; the round's bytes are those without it."""
-    expected = uninterrupted(tmp_path / "uninterrupted", redis_url, commits=1)
+    expected = uninterrupted(tmp_path / "uninterrupted", redis_url, commits=1, codec=codec)
+    toml = write_run(tmp_path, redis_url=redis_url, stop={"commits": 6}, codec=codec)
     with running(options(toml, round__deadline_s="1")):
         good, bad = join("good"), join("bad")
         round_ = good.open_round()
-        name = good.run.layout.by_fragment[round_.fragment][0].name
-        refused = bad.hand_in(round_, values={name: float("nan")})
+        tensor = good.run.layout.by_fragment[round_.fragment][0]
+        refused = bad.hand_in(round_, values={tensor.name: float("nan")})
         assert bad.receipt(refused) == "refused"
-        assert bad.reasons[refused.id] == f"tensor {name!r} holds 1 values not finite"
+        count = tensor.numel if codec["up"].startswith("int") else 1  # a scale is of a whole block
+        assert bad.reasons[refused.id] == f"tensor {tensor.name!r} holds {count} values not finite"
         assert good.receipt(good.hand_in(round_)) == "merged"
         assert weights(folded(store)) == expected
 

@@ -1,7 +1,9 @@
 """Run the tests of the promises, and say for each promise whether it holds.
 
-    python tests/promises/report.py [--json] [ARGUMENTS OF PYTEST]
+    python -m tests.promises.report [--json] [ARGUMENTS OF PYTEST]
+    python -m tests.promises.report --broken [NUMBER ...]
 
+`--broken` breaks each promise in a copy of the project, and says how its test then fails.
 `--json` prints {"promises": [{"number", "test", "passed"}]}. Exit code 1 if one does not pass, or if
 a promise has no test. Slow ones are left out unless `-m promise` is among the arguments.
 """
@@ -14,6 +16,8 @@ from contextlib import redirect_stdout
 from typing import Final, TypedDict
 
 import pytest
+
+from tests.promises import broken
 
 PROMISES: Final = {
     1: "The training thread never waits.",
@@ -55,6 +59,8 @@ class Results:
 
 
 def main(arguments: list[str]) -> int:
+    if "--broken" in arguments:
+        return broken.main([argument for argument in arguments if argument != "--broken"])
     as_json = "--json" in arguments
     chosen = [argument for argument in arguments if argument != "--json"]
     results = Results()

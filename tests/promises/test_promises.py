@@ -11,7 +11,7 @@ import pickle
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -28,12 +28,23 @@ from ddl.core.log import LogState
 from ddl.embedded import EmbeddedRedis
 from ddl.learner.learner import Learner
 from ddl.learner.session import JoinOptions, open_session
-from ddl.protocol.records import Round
+from ddl.protocol.records import Handin, Round
 from ddl.store.local import LocalStore
-from tests.coordinating import RUN, Running, ScriptedLearner, options, running, write_run
+from tests.coordinating import (
+    EVERY_CODEC,
+    RUN,
+    Running,
+    ScriptedLearner,
+    options,
+    running,
+    write_run,
+)
 from tests.stores import HookedStore
 
 STEPS = 200
+
+WAITED_S = 0.5
+"""What a step would take at least that waited for anything that is gone."""
 
 
 @pytest.fixture
@@ -99,9 +110,11 @@ def test_the_training_thread_never_waits(tmp_path: Path, own_redis: EmbeddedRedi
         with stopped(own_redis.pid):
             for _ in range(STEPS):
                 slowest_s = max(slowest_s, step(model, learner))
+                if slowest_s >= WAITED_S:
+                    break
         go_on.set()
-    print(f"slowest of {STEPS} steps: {slowest_s * 1000:.1f} ms")
-    assert slowest_s < 0.5
+    print(f"slowest step: {slowest_s * 1000:.1f} ms")
+    assert slowest_s < WAITED_S
 
 
 def tiny_model(folder: Path) -> torch.nn.Module:
@@ -135,11 +148,13 @@ class Misled(ScriptedLearner):
 
 
 @pytest.mark.promise(4)
+@EVERY_CODEC
 def test_a_learner_that_holds_other_weights_cannot_change_the_model(
-    toml: Path, store: LocalStore, redis_url: str
+    codec: Mapping[str, str], tmp_path: Path, store: LocalStore, redis_url: str
 ) -> None:
     """Its contribution is whole, finite and of the right shape, and is refused; the model stays as it
     is, and after the next good one it is what it would have been without."""
+    toml = write_run(tmp_path, redis_url=redis_url, codec=codec)
     with running(options(toml)):
         misled = Misled(redis_url, store, "misled")
         handin = misled.hand_in(misled.open_round())
@@ -179,9 +194,13 @@ def test_work_of_another_line_cannot_change_the_model(
 
 
 @pytest.mark.promise(6)
-def test_a_replay_gives_the_same_bytes(tmp_path: Path, store: LocalStore, redis_url: str) -> None:
+@EVERY_CODEC
+def test_a_replay_gives_the_same_bytes(
+    codec: Mapping[str, str], tmp_path: Path, store: LocalStore, redis_url: str
+) -> None:
     """Every merge of a run, done again from what is kept, publishes the very bytes of then."""
-    toml = write_run(tmp_path, redis_url=redis_url, keep={"versions": 100, "contributions": "all"})
+    keep = {"versions": 100, "contributions": "all"}
+    toml = write_run(tmp_path, redis_url=redis_url, keep=keep, codec=codec)
     with running(options(toml)):
         learner = ScriptedLearner(redis_url, store)
         learner.contribute(6)
@@ -244,13 +263,16 @@ class Bomb:
 def test_a_pickle_in_place_of_a_contribution_is_refused_unread(
     tmp_path: Path, toml: Path, store: LocalStore, redis_url: str
 ) -> None:
-    """It is announced truly, with its size and digest, and nothing of it is ever run."""
+    """It has the size that is expected, is announced truly, with its digest, and nothing of it is
+    ever run."""
     proof = tmp_path / "proof"
     bomb = pickle.dumps(Bomb(proof))
 
     class Hostile(ScriptedLearner):
-        def _encode(self, *_: object) -> bytes:
-            return bomb
+        def _encode(self, handin: Handin, values: Mapping[str, float]) -> bytes:
+            honest = super()._encode(handin, values)
+            assert len(bomb) <= len(honest)
+            return bomb.ljust(len(honest), b".")  # what stands behind a pickle is not read
 
     with running(options(toml)):
         learner = Hostile(redis_url, store)
