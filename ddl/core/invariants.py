@@ -11,16 +11,22 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
+from ddl.core.job import Job
 from ddl.core.learner import LearnerMachine
 from ddl.core.log import HISTORY, LogState
 from ddl.core.machine import Machine
 from ddl.protocol.keys import handin_field
-from ddl.protocol.records import Amount, HandinId, LedgerRow
+from ddl.protocol.records import Amount, HandinId, LedgerRow, LogRecord
 
 
 def check(machine: Machine) -> list[str]:
     """What is wrong with a coordinator's core, as it stands between two events."""
-    return [*_log(machine.log), *_accounts(machine, _waiting(machine)), *_present(machine)]
+    return [
+        *_log(machine.log),
+        *_accounts(machine, _waiting(machine)),
+        *_present(machine),
+        *_record(machine.job),
+    ]
 
 
 def check_learner(machine: LearnerMachine) -> list[str]:
@@ -31,13 +37,15 @@ def check_learner(machine: LearnerMachine) -> list[str]:
 class Watch:
     """Checks a machine after every event, and also against how it was after the one before.
 
-    What costs more is looked at only when it has changed: the folded log, and what waits for a
-    receipt in it.
+    What costs more is looked at only when it has changed: the folded log, what waits for a receipt
+    in it, and the record under way.
     """
 
     def __init__(self) -> None:
         self._before: _Durable | None = None
         self._waiting: tuple[HandinId, ...] = ()
+        self._job: Job | None = None
+        self._record: LogRecord | None = None
 
     def check(self, machine: Machine) -> list[str]:
         """What is wrong now, alone or as a change since the last call."""
@@ -45,11 +53,16 @@ class Watch:
         known, self._waiting = self._waiting, _waiting(machine)
         if self._before != before:
             return [*check(machine), *(_changes(before, self._before) if before else ())]
+        found = list(_present(machine))
         if self._waiting != known:
             before_ids = set(known)
-            new = [id_ for id_ in self._waiting if id_ not in before_ids]
-            return [*_accounts(machine, new), *_present(machine)]
-        return list(_present(machine))
+            found += _accounts(machine, [id_ for id_ in self._waiting if id_ not in before_ids])
+        job = machine.job
+        record = job.record if job is not None else None
+        if job is not self._job or record is not self._record:
+            self._job, self._record = job, record
+            found += _record(job)
+        return found
 
 
 class _Durable(NamedTuple):
@@ -67,14 +80,14 @@ class _Durable(NamedTuple):
     @classmethod
     def of(cls, log: LogState) -> _Durable:
         return cls(
-            seq=log.seq,
-            digest=log.digest,
-            global_version=log.global_version,
-            line=log.line,
-            progress=log.progress,
-            versions=tuple(head.version for head in log.fragments),
-            ledger=tuple(log.ledger),
-            num_accounts=len(log.accounts),
+            log.seq,
+            log.digest,
+            log.global_version,
+            log.line,
+            log.progress,
+            tuple([head.version for head in log.fragments]),
+            tuple(log.ledger),
+            len(log.accounts),
         )
 
 
@@ -201,6 +214,11 @@ def _job(machine: Machine) -> Iterator[str]:
         return
     if (job.record.seq, job.record.prev_digest) != (log.seq + 1, log.digest):
         yield f"record {job.record.seq} is under way, and does not follow record {log.seq}"
+
+
+def _record(job: Job | None) -> Iterator[str]:
+    if job is None or job.record is None:
+        return
     merged = sorted(r.id for r in job.record.receipts if r.fate == "merged")
     if merged != sorted(i.handin.id for i in job.inputs):
         yield f"record {job.record.seq} says {merged} are merged, and others were"
@@ -208,7 +226,11 @@ def _job(machine: Machine) -> Iterator[str]:
 
 def _members(machine: Machine) -> Iterator[str]:
     membership = machine.membership
-    expected = {id_ for id_, member in membership.members.items() if member.expected}
+    expected = {
+        id_
+        for id_, member in membership.members.items()
+        if member.state == "training" and member.record.store_down_s == 0
+    }
     if expected != membership.expected:
         yield f"rounds wait for {sorted(membership.expected)}, expected are {sorted(expected)}"
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections.abc import Callable, Generator
+from functools import partial
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 T = TypeVar("T")
@@ -49,7 +50,8 @@ class Until(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """Wait for the value given to the callback that `ask` is called with; an error is raised."""
+    """Wait for the value given to the callback that `ask` is called with, which must be called once;
+    an error is raised."""
 
     ask: Callable[[Callable[[Any], None]], None]
 
@@ -154,20 +156,24 @@ class Process:
         except KilledError:
             self.kill()
             return
-        turn = _Turn(self, thread)
         if isinstance(wait, float):
-            self.timeline.after(wait, turn.come)
+            self.timeline.after(wait, partial(self.go_on, thread, None))
         elif isinstance(wait, Answer):
-            wait.ask(turn.take)
-        elif wait.signal.count != wait.seen:
-            self.timeline.after(0.0, turn.come)
+            wait.ask(partial(self.go_on, thread))
         else:
-            wait.signal.wait(turn.soon)
-            self.timeline.after(wait.seconds, turn.come)
+            self._wait_until(thread, wait)
+
+    def _wait_until(self, thread: Thread[None], until: Until) -> None:
+        if until.signal.count != until.seen:
+            self.timeline.after(0.0, partial(self.go_on, thread, None))
+        else:
+            turn = _Turn(self, thread)
+            until.signal.wait(turn.soon)
+            self.timeline.after(until.seconds, turn.come)
 
 
 class _Turn:
-    """One wait of a thread: it goes on with whatever comes first, and then never again."""
+    """A wait for two things: the thread goes on with whatever comes first, and then never again."""
 
     __slots__ = ("_process", "_thread")
 
@@ -175,15 +181,11 @@ class _Turn:
         self._process: Process | None = process
         self._thread = thread
 
-    def take(self, value: Any) -> None:
-        """Go on with a value, or an error to be raised."""
-        process, self._process = self._process, None
-        if process is not None:
-            process.go_on(self._thread, value)
-
     def come(self) -> None:
         """Go on."""
-        self.take(None)
+        process, self._process = self._process, None
+        if process is not None:
+            process.go_on(self._thread, None)
 
     def soon(self) -> None:
         """Go on at this instant, but not within whoever calls this."""

@@ -262,11 +262,13 @@ class Coordinator(Process):
         world.judge.expect_none(f"{self.name}/{self.epoch}", self._watch.check(self.machine))
 
     def _perform(self, command: e.Command, mirror: Mirror) -> None:  # noqa: C901
-        match command:
+        match command:  # in the order of how often they come
+            case e.ShowRounds(rounds, opened):
+                mirror.note_rounds(rounds, wake=opened)
+            case e.Say(name, text):
+                self.say(name, text)
             case e.Fetch(handin):
                 self.start(self._guard(self._fetch(handin)))
-            case e.AskAgain(handin):
-                mirror.note_asked(handin)
             case e.Drop(id_):
                 self._fetched.pop(id_, None)
             case e.Merge():
@@ -283,16 +285,14 @@ class Coordinator(Process):
                 self.start(self._guard(self._sweep(horizon)))
             case e.Show():
                 mirror.note_record(command)
-            case e.ShowRounds(rounds, opened):
-                mirror.note_rounds(rounds, wake=opened)
+            case e.AskAgain(handin):
+                mirror.note_asked(handin)
             case e.GiveOrder(learner, order):
                 mirror.note_order(learner, order)
             case e.Forget(learner, incarnation):
                 mirror.note_forgotten(learner, incarnation)
             case e.Answer(request_id):
                 mirror.note_answer(request_id)
-            case e.Say(name, text):
-                self.say(name, text)
             case e.Quit(reason):
                 raise LeaseLostError(reason)
             case _:

@@ -22,6 +22,9 @@ MEAN_GAP_S: Final = 1.25
 REPLICA_S: Final = 1.5
 """How often the copy of Redis is taken that a fail-over goes back to."""
 
+TAKEOVER_LOOK_S: Final = 0.1
+"""How often it is looked whether somebody leads, where that is waited for."""
+
 OUTLIER: Final = 1e6
 
 Way = Literal["up", "down"]
@@ -48,6 +51,7 @@ class Faulty:
             (self._kill_learner, 3),
             (self._kill_coordinator, 3),
             (self._kill_at_a_write, 4),
+            (self._kill_successors, 2),
             (self._suspend_learner, 2),
             (self._suspend_coordinator, 3),
             (self._cut_redis, 3),
@@ -56,6 +60,7 @@ class Faulty:
             (self._store_away, 2),
             (self._flush_redis, 2),
             (self._fail_over, 3),
+            (self._fail_over_at_takeover, 1),
             (self._jump, 2),
             (self._noise, 2),
             (self._lose_payload, 1),
@@ -149,6 +154,37 @@ class Faulty:
         coordinator.kill()
         return coordinator.name
 
+    def _kill_successors(self) -> str:
+        """Two that take over die at once, before they have written anything; then Redis is empty."""
+
+        def strike(coordinator: Coordinator, left: int) -> None:
+            coordinator.kill()
+            if left:
+                self._at_takeover(0.7, lambda successor: strike(successor, left - 1))
+            else:
+                self._world.redis.flush()
+
+        coordinator = self._leader()
+        strike(coordinator, 2)
+        return f"{coordinator.name}, and two more as soon as they lead"
+
+    def _at_takeover(self, seconds: float, action: Callable[[Coordinator], object]) -> None:
+        """Do it once somebody leads who does not lead now, up to so many seconds later."""
+        known = {c.pid for c in self._world.coordinators.values() if c.machine is not None}
+
+        def look() -> None:
+            if self.over:
+                return
+            leading = [c for c in self._world.coordinators.values() if c.machine is not None]
+            successor = next((c for c in leading if c.pid not in known), None)
+            if successor is None:
+                self._for(TAKEOVER_LOOK_S, look)
+            else:
+                wait_s = self._rng.uniform(0.0, seconds)
+                self._for(wait_s, lambda: None if self.over else action(successor))
+
+        look()
+
     def _kill_at_a_write(self) -> str:
         process = self._any(leader=0.6)
         link = process.to_store if self._rng.random() < 0.6 else process.to_redis
@@ -207,6 +243,18 @@ class Faulty:
     def _fail_over(self) -> str:
         self._world.redis.fail_over(self._replica)
         return "to a copy that lags behind"
+
+    def _fail_over_at_takeover(self) -> str:
+        """The copy still knows the leader before, whose lease its clock, being behind, takes for good."""
+
+        def strike(_: Coordinator) -> None:
+            self._world.redis_offset_s -= self._rng.uniform(0.0, 4.0)
+            self._fail_over()
+
+        coordinator = self._leader()
+        coordinator.kill()
+        self._at_takeover(1.0, strike)
+        return f"to a copy that lags behind, once {coordinator.name} is succeeded"
 
     def _jump(self) -> str:
         # set back by much more, a dead holder's lease would outlast the peace that we wait for

@@ -72,7 +72,8 @@ class Judge:
             self._state.append((weights.value, None))
 
     def expect(self, holds: bool, sentence: str) -> None:
-        """Break the history off unless something holds."""
+        """Break the history off unless something holds. Where it is asked often, the sentence is made
+        only when it is needed, and raised there."""
         if not holds:
             raise ViolationError(sentence)
 
@@ -103,19 +104,20 @@ class Judge:
 
     def _on_receipt(self, receipt: Receipt, line: int) -> None:
         id_ = receipt.id
-        self.expect(id_ not in self.receipts, f"{id_} has two receipts")
+        if id_ in self.receipts:
+            raise ViolationError(f"{id_} has two receipts")
         self.receipts[id_] = receipt
         self.received_at[id_] = self._world.timeline.now
         book = self.books.get(id_)
         if book is None:
             raise ViolationError(f"{id_} has a receipt, but was never handed in")
         handin, _ = book
-        self.expect(
-            (handin.steps, handin.tokens) == (receipt.steps, receipt.tokens),
-            f"the receipt of {id_} is for other steps or tokens than were handed in",
-        )
-        if receipt.fate == "merged":
-            self.expect(handin.line == line, f"{id_} of line {handin.line} is merged on {line}")
+        if (handin.steps, handin.tokens) != (receipt.steps, receipt.tokens):
+            raise ViolationError(
+                f"the receipt of {id_} is for other steps or tokens than were handed in"
+            )
+        if receipt.fate == "merged" and handin.line != line:
+            raise ViolationError(f"{id_} of line {handin.line} is merged on {line}")
 
     def _on_version(self, record: LogRecord, step: FragmentStep) -> None:
         fragment = step.fragment
@@ -158,7 +160,8 @@ class Judge:
         self.expect(bool(merged), f"record {record.seq} merges nothing")
         for receipt in merged:
             stale = max(0, step.version_before - self.books[receipt.id][0].oldest_base - 1)
-            self.expect(stale <= limit, f"{receipt.id} is merged with staleness {stale}")
+            if stale > limit:
+                raise ViolationError(f"{receipt.id} is merged with staleness {stale}")
             self._check_alignment(self.books[receipt.id][0])
         self.expect(
             len(merged) >= quorum or settings != self._world.run.settings,
@@ -180,21 +183,24 @@ class Judge:
 
     def _check_alignment(self, handin: Handin) -> None:
         for fragment, version in enumerate(handin.held):
-            self.expect(
-                (fragment, version) in self._published,
-                f"{handin.id} is merged, but holds f{fragment} v{version}, which never was",
-            )
+            if (fragment, version) not in self._published:
+                raise ViolationError(
+                    f"{handin.id} is merged, but holds f{fragment} v{version}, which never was"
+                )
 
     # ---- learners -----------------------------------------------------------------------------
 
     def on_handed_in(self, handin: Handin, decoded: int) -> None:
         """A learner has made a contribution; from now on it must not be lost by anyone else."""
-        self.expect(handin.id not in self.books, f"{handin.id} was handed in before")
-        self.books[handin.id] = handin, decoded
-        life = handin.id[:3]
+        id_ = handin.id
+        if id_ in self.books:
+            raise ViolationError(f"{id_} was handed in before")
+        self.books[id_] = handin, decoded
+        life = id_[:3]
         total = self._totals.get(life, Amount()) + Amount(steps=handin.steps, tokens=handin.tokens)
         self._totals[life] = total
-        self.expect(handin.total == total, f"{handin.id} says {handin.total} in all, not {total}")
+        if handin.total != total:
+            raise ViolationError(f"{id_} says {handin.total} in all, not {total}")
 
     def on_adoption(self, learner: Learner, adoption: Adoption, value: int, sha256: str) -> None:
         """A learner takes a version up."""

@@ -99,6 +99,7 @@ class Learner(Process):
         self._bases: dict[int, int] = {}
         self._u_steps = [0] * world.num_fragments
         self._changed = Signal()
+        self._told = Signal()
         self._work: deque[Callable[[], Thread[None]]] = deque()
         self._work_arrived = Signal()
         self._again: set[HandinId] = set()
@@ -442,7 +443,7 @@ class Learner(Process):
             yield from self._register_again()
         if moved or must_register:
             machine.on_fragments((yield from self.to_redis.call(self.registry.read_fragments)))
-            self._changed.notify()
+            self._told.notify()
         for id_ in reply.again:
             self._put_again(id_)
 
@@ -458,6 +459,8 @@ class Learner(Process):
             del self.stored[id_]
             self.spool.pop(id_, None)
         self._changed.notify()
+        if not self._machine.aligned:
+            self._told.notify()
 
     def _on_silence(self, error: RegistryError) -> None:
         self._machine.on_silence(self.now)
@@ -474,6 +477,7 @@ class Learner(Process):
             except StoreError:
                 return
             self._machine.on_record(parse(data, LogRecord, what=key), digest(data))
+            self._told.notify()
             self._forget_receipted()
             self._check()
 
@@ -501,7 +505,8 @@ class Learner(Process):
         while not self._leaving:
             wanted = self._machine.wanted()
             if not wanted:
-                yield self._until_changed(self._machine.settings.liveness.beat_s)
+                beat_s = self._machine.settings.liveness.beat_s
+                yield Until(self._told, self._told.count, beat_s)
                 continue
             try:
                 yield from self._try_to_stage(wanted[0])

@@ -8,6 +8,7 @@ first case the caller gets an error and knows nothing.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from random import Random
 from typing import Any, Final, Literal, TypeVar
 
@@ -42,13 +43,14 @@ class Network:
         self.noise = 0.0
 
     def is_cut(self, name: str, service: Service) -> bool:
-        return (name, service) in self.cut or (EVERYONE, service) in self.cut
+        cut = self.cut
+        return bool(cut) and ((name, service) in cut or (EVERYONE, service) in cut)
 
     def way_s(self, service: Service) -> float:
         """Seconds that one way takes this time: mostly usual, now and then far longer."""
         rng = self.rng
         usual_s = TYPICAL_S[service] * (0.5 + rng.random())
-        if rng.random() < self.noise:
+        if self.noise and rng.random() < self.noise:
             return usual_s * (1.0 + 200.0 * rng.random() ** 3)
         return usual_s
 
@@ -63,6 +65,7 @@ class Link:
     def __init__(self, network: Network, process: Process, service: Service) -> None:
         self.process = process
         self.service = service
+        self.timeline = network.timeline
         self.dies_in = 0
         self._network = network
 
@@ -79,42 +82,7 @@ class Link:
 
         Raises: what `action` raises; RegistryUnavailableError, StoreUnavailableError.
         """
-        timeline = self._network.timeline
-        dies_before, dies_after = self._death() if writes else (False, False)
-        there_s, back_s = self.way_s(), self.way_s()
-        patience_s = PATIENCE_S[self.service]
-        lost, answer_lost, twice = self._mishaps()
-
-        def ask(go_on: Callable[[Any], None]) -> None:
-            def deliver() -> None:
-                if dies_before:
-                    self.process.kill()
-                if self.is_cut or dies_before:
-                    timeline.after(patience_s - there_s, give_up)
-                    return
-                timeline.events += 1
-                result = _outcome(action)
-                if dies_after:
-                    self.process.kill()
-                timeline.after(back_s, lambda: bring_back(result))
-
-            def bring_back(result: Any) -> None:
-                if self.is_cut or answer_lost:
-                    timeline.after(max(0.0, patience_s - there_s - back_s), give_up)
-                else:
-                    go_on(result)
-
-            def give_up() -> None:
-                go_on(self._unavailable("no answer"))
-
-            if lost or there_s + back_s > patience_s:
-                timeline.after(patience_s, give_up)
-            if not lost:
-                timeline.after(there_s, deliver)
-            if twice:
-                self._later(there_s + self.way_s(), action)
-
-        result = yield Answer(ask)
+        result = yield Answer(_Call(self, action, writes=writes).ask)
         return result  # type: ignore[no-any-return]
 
     def at_once(self, action: Callable[[], T], *, writes: bool = False) -> T:
@@ -122,36 +90,38 @@ class Link:
 
         Raises: as `call`; KilledError.
         """
-        dies_before, dies_after = self._death() if writes else (False, False)
-        lost, answer_lost, twice = self._mishaps()
+        dies_before, dies_after = self.death() if writes else (False, False)
+        lost, answer_lost, twice = self.mishaps()
         if dies_before:
             raise KilledError
         there_s = self.way_s()
         if there_s > PATIENCE_S[self.service] and not self.is_cut:
-            self._later(there_s, action)
+            self.later(there_s, action)
             lost = True
         if lost or self.is_cut:
-            raise self._unavailable("no answer")
+            raise self.unavailable("no answer")
         result = action()
         if twice:
-            self._later(there_s, action)
+            self.later(there_s, action)
         if dies_after:
             raise KilledError
         if answer_lost:
-            raise self._unavailable("the answer was lost")
+            raise self.unavailable("the answer was lost")
         return result
 
-    def _later(self, seconds: float, action: Callable[[], object]) -> None:
+    def later(self, seconds: float, action: Callable[[], object]) -> None:
         """Do it at the service although nobody waits for it."""
 
         def act() -> None:
             _outcome(action)
 
-        self._network.timeline.after(seconds, act)
+        self.timeline.after(seconds, act)
 
-    def _mishaps(self) -> tuple[bool, bool, bool]:
+    def mishaps(self) -> tuple[bool, bool, bool]:
         """Whether a call is lost, its answer is lost, it is done twice."""
         noise = self._network.noise
+        if not noise:
+            return False, False, False
         chance = self._network.rng.random()
         return (
             chance < noise / 3,
@@ -159,7 +129,7 @@ class Link:
             2 * noise / 3 <= chance < noise,
         )
 
-    def _death(self) -> tuple[bool, bool]:
+    def death(self) -> tuple[bool, bool]:
         """Whether the process dies just before or just after this write."""
         if self.dies_in == 0:
             return False, False
@@ -168,11 +138,80 @@ class Link:
         before = dies and self._network.rng.random() < 0.5
         return before, dies and not before
 
-    def _unavailable(self, why: str) -> DdlError:
+    def unavailable(self, why: str) -> DdlError:
         text = f"{self.service}, as {self.process.name} reaches it: {why}"
         if self.service == "redis":
             return RegistryUnavailableError(text)
         return StoreUnavailableError(text)
+
+
+class _Call:
+    """A call on its way to a service and back."""
+
+    __slots__ = (
+        "_action",
+        "_answer_lost",
+        "_back_s",
+        "_dies_after",
+        "_dies_before",
+        "_given_up",
+        "_go_on",
+        "_link",
+        "_lost",
+        "_patience_s",
+        "_there_s",
+        "_twice",
+    )
+
+    def __init__(self, link: Link, action: Callable[[], object], *, writes: bool) -> None:
+        self._link = link
+        self._action = action
+        self._go_on: Callable[[Any], None] = lambda _: None
+        self._patience_s = PATIENCE_S[link.service]
+        self._dies_before, self._dies_after = link.death() if writes else (False, False)
+        self._there_s, self._back_s = link.way_s(), link.way_s()
+        self._lost, self._answer_lost, self._twice = link.mishaps()
+        self._given_up = self._lost or self._there_s + self._back_s > self._patience_s
+
+    def ask(self, go_on: Callable[[Any], None]) -> None:
+        """Set out; `go_on` gets the result, or the error."""
+        self._go_on = go_on
+        after = self._link.timeline.after
+        if self._given_up:
+            after(self._patience_s, self._give_up)
+        if not self._lost:
+            after(self._there_s, self._deliver)
+        if self._twice:
+            self._link.later(self._there_s + self._link.way_s(), self._action)
+
+    def _deliver(self) -> None:
+        link = self._link
+        timeline = link.timeline
+        if self._dies_before:
+            link.process.kill()
+        if link.is_cut or self._dies_before:
+            self._give_up_in(self._patience_s - self._there_s)
+            return
+        timeline.events += 1
+        result = _outcome(self._action)
+        if self._dies_after:
+            link.process.kill()
+        if not self._given_up:
+            timeline.after(self._back_s, partial(self._bring_back, result))
+
+    def _bring_back(self, result: object) -> None:
+        if self._link.is_cut or self._answer_lost:
+            self._give_up_in(max(0.0, self._patience_s - self._there_s - self._back_s))
+        else:
+            self._go_on(result)
+
+    def _give_up_in(self, seconds: float) -> None:
+        if not self._given_up:
+            self._given_up = True
+            self._link.timeline.after(seconds, self._give_up)
+
+    def _give_up(self) -> None:
+        self._go_on(self._link.unavailable("no answer"))
 
 
 def _outcome(action: Callable[[], T]) -> T | Exception:

@@ -50,10 +50,10 @@ LEARNERS: Final = ("ada", "ben", "cyd", "dot", "eve", "fay", "gus", "hal")
 COORDINATORS: Final = ("one", "two")
 NUM_FRAGMENTS: Final = 4
 
-CHAOS_S: Final = 13.0
+CHAOS_S: Final = 12.75
 """How long things go wrong."""
 
-SETTLE_S: Final = 3.25
+SETTLE_S: Final = 4.75
 """After that everything that was interrupted is given so long to begin anew."""
 
 PATIENCE_S: Final = 60.0
