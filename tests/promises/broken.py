@@ -67,7 +67,7 @@ BREAKS: Final = (
         "a record whose answer was lost is taken for another's",
         "ddl/coordinator/history.py",
         "        return there\n\n    def write_checkpoint",
-        "        raise LeaseLostError(there.record.holder)\n\n    def write_checkpoint",
+        "        raise RefusedError(there.record.holder)\n\n    def write_checkpoint",
         f"{COORDINATOR}::test_a_record_whose_answer_was_lost_is_read_back",
     ),
     Break(
