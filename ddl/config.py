@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import difflib
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -147,6 +147,9 @@ FIXED: Final = ("run", "task", "store", "fragments", "merge", "adopt", "codec")
 LIVE: Final = ("round", "outer", "gate", "liveness", "health", "stop", "keep")
 LOCAL: Final = ("redis",)
 
+CHOSEN: Final = ("outer.lr", "outer.momentum")
+"""Chosen by the run itself, and by nobody else, where `outer.preset = "auto"`."""
+
 ENVIRONMENT: Final = {"DDL_REDIS": "redis.url", "DDL_STORE": "store.url"}
 """Short names; every other setting is `DDL_<SECTION>_<KEY>`, for example DDL_ROUND_QUORUM."""
 
@@ -183,7 +186,12 @@ def load(
         reading.take_variable(variable, text)
     for key, text in (flags or {}).items():
         reading.take_text(key, text, "flag")
-    return Loaded(settings=reading.settings(), origins=reading.origins)
+    settings = reading.settings()
+    if settings.outer.preset == "auto":
+        reading.refuse_given(
+            CHOSEN, 'chosen by outer.preset = "auto"', 'set outer.preset = "fixed"'
+        )
+    return Loaded(settings=settings, origins=reading.origins)
 
 
 def all_keys() -> list[str]:
@@ -325,6 +333,13 @@ class _Reading:
                 self._problem(self._where(*keys), text, hint)
         self.refuse()
         return settings
+
+    def refuse_given(self, keys: Iterable[str], why: str, else_: str) -> None:
+        """Raises: ConfigError if one of `keys` was given, which would have no effect."""
+        for key in keys:
+            if where := self._where(key):
+                self._problem(where, f"{key} is {why}", f"Leave it out, or {else_}")
+        self.refuse()
 
     def refuse(self) -> None:
         """Raises: ConfigError if anything was wrong."""

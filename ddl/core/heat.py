@@ -1,12 +1,14 @@
 """The outer step of `outer.preset = "auto"`: how hot it is, from where the run stands.
 
-Heat is lr / (1 - momentum): how far one contribution moves the model in the end. What a fragment's
-learners agree on after their steps is about where it should go, so the learning rate stays near 1
-(RDA lengthens steps, so a little below it). Beyond that, early and late differ: while the learners'
-own learning rates are high a fragment overshoots where the model is curved, and momentum makes that
-worse; later they are low, what learners agree on is the long slow way down, and momentum goes it
-faster. So momentum rises with the share of the budget that is used. It falls again should the outer
-gradients turn against it, the sign of overshooting.
+Heat is lr / (1 - momentum): how far one contribution moves the model in the end. Early in a run the
+learners' own learning rates are high, a fragment easily overshoots where the model is curved, and heat
+above 1 costs more than it brings. Later they have fallen, what learners agree on is the long slow way
+down, and momentum goes it faster. So momentum rises with the share of the budget that is used: to
+1 - 2.5 / N, where N is the number of outer steps that each fragment will see in all, because what is
+still in the momentum when the run ends never reached the model. With many outer steps the learning
+rate may be lower, and momentum higher from the start. Fewer learners make a budget last for more
+outer steps, and N follows. Momentum falls should the outer gradients turn against it: that is
+overshooting.
 
 Measured in `examples/quality`; ARCHITECTURE.md has the tables. All is a pure function of the log: a new
 coordinator chooses as the one before it did, and every change is a record.
@@ -14,7 +16,7 @@ coordinator chooses as the one before it did, and every change is a record.
 
 from __future__ import annotations
 
-from statistics import median
+from statistics import mean, median
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
@@ -23,17 +25,17 @@ if TYPE_CHECKING:
 AUTO: Final = "auto"
 """Who writes the records with what was chosen; also the preset's name."""
 
-CHOSEN: Final = frozenset({"outer.lr", "outer.momentum"})
-"""The settings that it changes, as nobody else may meanwhile."""
+FEW, MANY = 25.0, 50.0
+"""Outer steps of a fragment in a short run, and in one that is long; in between all goes in proportion."""
 
-LR: Final = 0.8
+LR: Final = (0.8, 0.6)
+MOMENTUM_FIRST: Final = (0.2, 0.4)
+"""In a short run, in a long one."""
 
-MOMENTUM_FIRST: Final = 0.2
-MOMENTUM_LAST: Final = 0.9
-"""Momentum at the beginning of a run, and at the end of its budget."""
+MOMENTUM_MAX: Final = 0.97
 
-NOTCH: Final = 0.05
-"""A smaller change of momentum waits: each is a record in the log, before the next version's."""
+NOTCH: Final = 0.1
+"""A change of lr or heat by a smaller part waits: each is a record, before the next version's."""
 
 
 class Choice(NamedTuple):
@@ -50,25 +52,45 @@ class Choice(NamedTuple):
 
 
 def choose(log: LogState) -> Choice | None:
-    """The outer step that suits the run now; None if it is in force, or the preset is "fixed".
+    """The outer step that suits the run now; None if it is about in force, or the preset is "fixed".
 
-    Without a budget nobody knows how long the run will be: momentum then stays where it begins.
+    Without a budget nobody knows how long the run will be: it is taken for a long one at its beginning.
     """
     outer = log.settings.outer
     if outer.preset != AUTO:
         return None
-    used, trust = log.budget_ratio, _trust(log.vitals.cosines)
-    wanted = trust * (MOMENTUM_FIRST + (MOMENTUM_LAST - MOMENTUM_FIRST) * used)
-    if outer.lr == LR and abs(wanted - outer.momentum) < NOTCH:
+    used, steps = log.budget_ratio, _outer_steps(log)
+    length = 1.0 if steps is None else min(1.0, max(0.0, (steps - FEW) / (MANY - FEW)))
+    lr, first = (low + (high - low) * length for low, high in (LR, MOMENTUM_FIRST))
+    last = MOMENTUM_MAX if steps is None else min(MOMENTUM_MAX, max(first, 1.0 - 2.5 / steps))
+    trust = _trust(log.vitals.cosines)
+    momentum = trust * (first + (last - first) * used)
+    same_heat = abs(momentum - outer.momentum) < NOTCH * (1.0 - outer.momentum)
+    if same_heat and abs(lr - outer.lr) < NOTCH * outer.lr:
         return None
-    stop = log.settings.stop
-    budgeted = stop.tokens or stop.commits
-    why = f"{used:.0%} of the budget is used" if budgeted else "the run has no budget"
-    if trust < 1:
-        why += f"; outer gradients point against momentum (cosine {median(log.vitals.cosines):.2f})"
-    return Choice(LR, round(wanted, 2), why)
+    return Choice(round(lr, 3), round(momentum, 3), _why(log, steps, trust))
+
+
+def _outer_steps(log: LogState) -> float | None:
+    """How many outer steps each fragment will have seen at the end; None if that is not known: without a
+    budget, or before each has seen one."""
+    merges = [head.merges for head in log.fragments]
+    return mean(merges) / log.budget_ratio if min(merges) and log.budget_ratio else None
 
 
 def _trust(cosines: list[float]) -> float:
     """How much of the momentum the last steps bear: all of it while half of them go along with it."""
     return 1.0 + min(0.0, median(cosines)) if cosines else 1.0
+
+
+def _why(log: LogState, steps: float | None, trust: float) -> str:
+    stop = log.settings.stop
+    if not (stop.tokens or stop.commits):
+        why = "the run has no budget"
+    elif steps is None:
+        why = "the run begins"
+    else:
+        why = f"{log.budget_ratio:.0%} of about {steps:.0f} outer steps a fragment are done"
+    if trust < 1:
+        why += f"; outer gradients point against momentum (cosine {median(log.vitals.cosines):.2f})"
+    return why

@@ -11,9 +11,8 @@ from collections import deque
 from typing import Any, Final, Literal, NamedTuple
 
 from ddl import config
-from ddl.core import heat
 from ddl.core.events import Answer
-from ddl.core.log import START, LogState
+from ddl.core.log import LogState
 from ddl.core.membership import Membership
 from ddl.errors import ConfigError
 from ddl.protocol.records import Order, Request
@@ -104,8 +103,8 @@ def decide(request: Request, *, log: LogState, membership: Membership) -> Decisi
                 after = config.amend(log.settings, request.changes)
             except ConfigError as error:
                 return Refusal(str(error))
-            theirs = sorted(heat.CHOSEN & request.changes.keys())
-            if theirs and after.outer.preset == heat.AUTO and request.who != START:
+            theirs = [key for key in config.CHOSEN if key in request.changes]
+            if theirs and after.outer.preset == "auto":
                 return Refusal(
                     f'{theirs[0]} is chosen by outer.preset = "auto"; to choose it yourself, '
                     "set outer.preset=fixed along with it"

@@ -93,7 +93,9 @@ def test_merges_that_do_nothing_fail_the_demo(folder: Path) -> None:
     """An outer step of practically nothing: the learners' own losses fall all the same, but the
     exported model has not learned, and the demo says so."""
     demo = start(
-        folder, "--commits", "40", "--loss-below", "5.2", "--set", SMALL, "--set", "outer.lr=1e-9"
+        folder,
+        *("--commits", "40", "--loss-below", "5.2", "--set", SMALL),
+        *("--set", "outer.preset=fixed", "--set", "outer.lr=1e-9"),
     )
     _, err = demo.communicate(timeout=PATIENCE_S * 3)
     assert demo.returncode == 1

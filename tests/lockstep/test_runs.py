@@ -12,6 +12,7 @@ from ddl.config import (
     FragmentSettings,
     MergeSettings,
     OuterSettings,
+    StopSettings,
 )
 from ddl.merge.inspect import describe_model
 from tests.lockstep.runner import Run, checked, infos, settings_of
@@ -205,6 +206,27 @@ def test_a_clock_never_falls_and_stays_near_the_truth(num_fragments: int) -> Non
     for learner in run.learners.values():
         assert learner.clock == sorted(learner.clock)
         assert learner.clock[-1] == pytest.approx(trained, rel=0.25)
+
+
+@ONE_AND_MANY
+def test_who_joins_late_reads_the_run_s_clock(num_fragments: int) -> None:
+    """Its learning rate is that of where the run stands, from its first step on, and it ends with all
+    the others: none of its schedule begins anew."""
+    settings = settings_of(num_fragments, stop=StopSettings(tokens=30_000))
+    run = Run(settings, infos(num_fragments))
+    run.start_coordinator()
+    first = run.add_learner("a", ConstantGradient(run.layout, lr=0.1, tokens=100))
+    run.add_learner("b", ConstantGradient(run.layout, lr=0.1, tokens=100))
+    run.time.run(75.0)
+    late = run.add_learner("late", ConstantGradient(run.layout, lr=0.1, tokens=100))
+    assert run.time.run(20.0, until=lambda: late.machine.local_steps == 1)
+    there = first.machine.progress_fraction()
+    assert 0.35 < there < 0.65
+    assert late.machine.progress_fraction() == pytest.approx(there, abs=0.1)
+    assert run.time.run(1_000.0, until=lambda: run.log.state == "stopped")
+    assert late.machine.progress_fraction() == first.machine.progress_fraction() == 1.0
+    assert late.machine.local_steps < 0.7 * first.machine.local_steps
+    checked(run)
 
 
 @ONE_AND_MANY

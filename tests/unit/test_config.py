@@ -87,6 +87,17 @@ def test_text_becomes_the_type_of_its_setting() -> None:
     assert settings.task.args == {"size": 3, "data": "x", "deep": True}
 
 
+def test_what_the_run_chooses_cannot_be_given_as_well() -> None:
+    """It would have no effect; wherever the two were said, and with what to do."""
+    flags = {"outer.preset": "auto", "outer.momentum": "0.9"}
+    assert error_of(flags=flags) == (
+        'flag: outer.momentum is chosen by outer.preset = "auto". '
+        'Leave it out, or set outer.preset = "fixed"'
+    )
+    assert load(flags=flags | {"outer.preset": "fixed"}).settings.outer.momentum == 0.9
+    assert load(flags={"outer.preset": "auto"}).settings.outer.preset == "auto"
+
+
 def test_whole_numbers_are_welcome_where_a_float_is_meant(tmp_path: Path) -> None:
     """`lr = 1` is 1.0; the other way round is an error."""
     assert load(written(tmp_path, "[outer]\nlr = 1\n")).settings.outer.lr == 1.0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from itertools import pairwise
 
 import msgspec
 import pytest
@@ -53,41 +52,52 @@ def test_a_fixed_outer_step_is_left_alone() -> None:
     assert heat.choose(log) is None
 
 
-@pytest.mark.parametrize("budget", [{"tokens": 40 * 800}, {"commits": 80}, {"commits": 40_000_000}])
-def test_momentum_rises_with_the_budget_used(budget: dict[str, int]) -> None:
-    """From where it begins to nearly where it ends, by notches, at one learning rate; each change says
-    how much is used. A budget that has hardly begun moves nothing."""
+@pytest.mark.parametrize(
+    ("budget", "lr", "first", "last"),
+    [
+        ({"commits": 2 * 10}, 0.8, 0.2, 0.75),
+        ({"commits": 2 * 25}, 0.8, 0.2, 0.9),
+        ({"tokens": 800 * 25}, 0.8, 0.2, 0.9),
+        ({"commits": 2 * 40}, 0.68, 0.32, 0.9375),
+        ({"tokens": 800 * 40}, 0.68, 0.32, 0.9375),
+        ({"commits": 2 * 200}, 0.6, 0.4, heat.MOMENTUM_MAX),
+    ],
+)
+def test_momentum_rises_to_the_end_of_the_budget(
+    budget: dict[str, int], lr: float, first: float, last: float
+) -> None:
+    """The more outer steps there will be, the lower the learning rate and the higher momentum; what is
+    in force is never far from it, and changes only where it is."""
     log = auto(**budget)
-    assert follow(log) == {"outer.lr": heat.LR, "outer.momentum": heat.MOMENTUM_FIRST}
-    seen = [momentum(log)]
-    for _ in range(80):
+    follow(log)
+    changes = 0
+    while not log.budget_used:
         merge(log, cosine=0.4)
-        if follow(log):
-            seen.append(momentum(log))
+        changes += bool(follow(log))
         assert heat.choose(log) is None, "what was chosen is in force"
-    assert log.settings.outer.lr == heat.LR
-    if log.budget_ratio < 0.01:
-        assert seen == [heat.MOMENTUM_FIRST]
-        return
-    assert log.budget_ratio == 1.0
-    rises = [after - before for before, after in pairwise(seen)]
-    assert all(heat.NOTCH - 0.01 <= rise <= heat.NOTCH + 0.02 for rise in rises)
-    assert heat.MOMENTUM_LAST - heat.NOTCH < seen[-1] <= heat.MOMENTUM_LAST
+        if log.global_version >= 4:
+            wanted = first + (last - first) * log.budget_ratio
+            assert momentum(log) == pytest.approx(wanted, abs=0.1 * (1 - wanted) + 0.03)
+            assert log.settings.outer.lr == pytest.approx(lr, rel=0.12)
+    assert changes < 30
 
 
-def test_the_reason_says_how_much_of_which_budget() -> None:
+def test_the_reason_says_how_far_the_run_is() -> None:
     """A sentence for people, who find it in the log beside the change."""
-    log = auto(commits=4)
-    merge(log)
+    log = auto(commits=40)
+    begins = heat.choose(log)
+    assert begins == (0.6, 0.4, "the run begins")
+    for _ in range(10):
+        merge(log)
     choice = heat.choose(log)
     assert choice is not None
-    assert choice.why == "25% of the budget is used"
+    assert choice.why == "25% of about 20 outer steps a fragment are done"
 
 
 def test_without_a_budget_momentum_stays_where_it_begins() -> None:
     """Nobody knows whether the run has just begun or is nearly over."""
     log = auto()
-    assert heat.choose(log) == (heat.LR, heat.MOMENTUM_FIRST, "the run has no budget")
+    assert heat.choose(log) == (0.6, 0.4, "the run has no budget")
     follow(log)
     for _ in range(50):
         merge(log, cosine=0.4)
