@@ -150,6 +150,9 @@ LOCAL: Final = ("redis",)
 CHOSEN: Final = ("outer.lr", "outer.momentum")
 """Chosen by the run itself, and by nobody else, where `outer.preset = "auto"`."""
 
+ARGUMENT: Final = "task.args."
+"""Before the name of an argument of the task, where it is given alone."""
+
 ENVIRONMENT: Final = {"DDL_REDIS": "redis.url", "DDL_STORE": "store.url"}
 """Short names; every other setting is `DDL_<SECTION>_<KEY>`, for example DDL_ROUND_QUORUM."""
 
@@ -174,7 +177,8 @@ def load(
     Args:
         file: a `run.toml`, or None for the defaults.
         environment: variables to look at (`DDL_...`); others, and empty ones, are ignored.
-        flags: dotted key -> text, as from `--set round.quorum=3`.
+        flags: dotted key -> text, as from `--set round.quorum=3`; `task.args.NAME` is one argument
+            of the task, beside the others.
     Raises:
         ConfigError: unreadable file, unknown key (the nearest is named), wrong type, impossible
             value; every mistake there is, a line each, with where it was made.
@@ -185,12 +189,17 @@ def load(
     for variable, text in (environment or {}).items():
         reading.take_variable(variable, text)
     for key, text in (flags or {}).items():
-        reading.take_text(key, text, "flag")
+        if key.startswith(ARGUMENT):
+            reading.take_argument(key.removeprefix(ARGUMENT), text, "flag")
+        else:
+            reading.take_text(key, text, "flag")
     settings = reading.settings()
     if settings.outer.preset == "auto":
         reading.refuse_given(
             CHOSEN, 'chosen by outer.preset = "auto"', 'set outer.preset = "fixed"'
         )
+    if settings.adopt.mode != "blend":
+        reading.refuse_given(("adopt.alpha",), "for blending", 'set adopt.mode = "blend"')
     return Loaded(settings=settings, origins=reading.origins)
 
 
@@ -302,6 +311,14 @@ class _Reading:
         """A value as it was typed."""
         value = _read_text(_kind(key), text) if key in self.origins else text
         self.take(key, value, where)
+
+    def take_argument(self, name: str, text: str, where: str) -> None:
+        """One argument of the task; the others stay."""
+        value: Any = text
+        with suppress(tomllib.TOMLDecodeError):
+            value = tomllib.loads(f"x = {text}")["x"]
+        others = self.values.get("task", {}).get("args", {})
+        self.take("task.args", {**others, name: value}, where)
 
     def take(self, key: str, value: Any, where: str) -> None:
         """A value of a type that TOML has."""

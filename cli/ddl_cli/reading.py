@@ -104,7 +104,8 @@ def first_look(place: Place, read: Read) -> tuple[RunSnapshot, Exit]:
     if place.store_url is None:
         raise UnknownRunError(
             f"Redis at {where} does not know the run {place.run!r}",
-            hint="`ddl runs` lists those it knows; with --store the log in the store can be read",
+            hint=f"`ddl runs --redis {where}` lists those it knows; with --store the log in the store "
+            "can be read",
         )
     return _from_store(place, reason), code
 

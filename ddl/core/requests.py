@@ -124,7 +124,8 @@ def decide(request: Request, *, log: LogState, membership: Membership) -> Decisi
     if request.kind == "kick":
         return Entry("settings", {"barred": {member.id: why or "no reason given"}})
     if not member.present:
-        return Refusal(f"{member.id} is {member.state}")
+        has = "has left" if member.state == "left" else f"is {member.state}"
+        return Refusal(f"{member.id} {has}")
     order = Order(kind="drain", incarnation=member.record.incarnation, reason=why)
     return Ordered(member.id, order)
 

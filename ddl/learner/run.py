@@ -82,7 +82,7 @@ def run_task(join: JoinOptions, options: TaskOptions, departure: Departure) -> E
         departure.training(lambda: learner.drain("SIGTERM"))
         with _task_errors(options.task):
             _train(learner, task, options.max_steps)
-        ended = _ended(learner)
+        ended = _ended(learner, session.run.run.name)
         learner.close(why=f"it has taken --max-steps = {options.max_steps}")
         return ended
 
@@ -242,13 +242,13 @@ def _endless(task: Task) -> Iterator[Any]:
             )
 
 
-def _ended(learner: Learner) -> Ended:
+def _ended(learner: Learner, run: str) -> Ended:
     if learner.stop is None:
         return "max_steps"
     if learner.stop.kind == "fenced" or learner.stop.kind == "kicked":
         is_kicked = learner.stop.kind == "kicked"
         raise RefusedError(
             f"learner {learner.id!r} has to leave: {learner.stop.reason}",
-            hint=f"`ddl learner allow RUN {learner.id}` lets it in again" if is_kicked else "",
+            hint=f"`ddl learner allow {run} {learner.id}` lets it in again" if is_kicked else "",
         )
     return learner.stop.kind

@@ -44,7 +44,7 @@ class RedisLearner(RedisRun):
             reason = parse(holder, Order, what=f"Redis key {k.orders}").reason
             raise RefusedError(
                 f"learner {record.id!r} was kicked: {reason or 'no reason given'}",
-                hint=f"`ddl learner allow RUN {record.id}` lets it in again",
+                hint=f"`ddl learner allow {self._run} {record.id}` lets it in again",
             )
         joined = Joined(
             refused="",

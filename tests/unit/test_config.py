@@ -98,6 +98,33 @@ def test_what_the_run_chooses_cannot_be_given_as_well() -> None:
     assert load(flags={"outer.preset": "auto"}).settings.outer.preset == "auto"
 
 
+def test_a_setting_of_another_mode_is_no_use() -> None:
+    """It would be taken for one that does something."""
+    with pytest.raises(
+        ConfigError, match=r"flag: adopt.alpha is for blending\. Leave it out, or set"
+    ):
+        config.load(flags={"adopt.alpha": "0.7"})
+    blending = config.load(flags={"adopt.alpha": "0.7", "adopt.mode": "blend"})
+    assert blending.settings.adopt.alpha == 0.7
+
+
+def test_one_argument_of_the_task(tmp_path: Path) -> None:
+    """By its own key, beside those of the file; a number or a truth where it reads as one."""
+    file = tmp_path / "run.toml"
+    file.write_text('[task]\nargs = { model = "conv", width = 3 }\n')
+    flags = {"task.args.model": "plain", "task.args.deep": "true", "task.args.base": "a/b.c"}
+    loaded = config.load(file, flags=flags)
+    assert loaded.settings.task.args == {
+        "model": "plain",
+        "width": 3,
+        "deep": True,
+        "base": "a/b.c",
+    }
+    assert loaded.origins["task.args"] == "flag"
+    with pytest.raises(ConfigError, match="must be a table such as"):
+        config.load(file, flags={"task.args.model": "[1, 2]"})
+
+
 def test_whole_numbers_are_welcome_where_a_float_is_meant(tmp_path: Path) -> None:
     """`lr = 1` is 1.0; the other way round is an error."""
     assert load(written(tmp_path, "[outer]\nlr = 1\n")).settings.outer.lr == 1.0

@@ -59,7 +59,7 @@ def events(
         if not placed and registry.read_entry() is None:
             raise UnknownRunError(
                 f"Redis does not know the run {place.run!r}",
-                hint="`ddl runs` lists those it knows; a store alone is asked by its address",
+                hint="`ddl runs --redis URL` lists those it knows; a store alone is asked by its address",
             )
         facts = [fact for _, fact in placed]
         _show(_younger(facts, age_s, now=registry.now()), as_json=as_json)

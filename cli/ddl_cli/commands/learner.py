@@ -150,7 +150,7 @@ def kick(
 ) -> None:
     """Send a learner away: nothing of it is merged any more, until `ddl learner allow`."""
     _send(run, "kick", learner, redis=redis, reason=reason, timeout_s=timeout)
-    typer.echo(f"{learner} is kicked; `ddl learner allow RUN {learner}` lets it in again")
+    typer.echo(f"{learner} is kicked; `ddl learner allow {run} {learner}` lets it in again")
 
 
 @app.command("allow")

@@ -12,6 +12,7 @@ import typer
 from ddl import config
 from ddl.config import Loaded, Settings
 from ddl.errors import ConfigError
+from ddl.names import counted
 from ddl.plan import UTILISATIONS, Plan, Prices, Situation
 from ddl.plan import plan as make_plan
 from ddl.protocol.sizes import default_num_fragments
@@ -115,7 +116,7 @@ def _equal_parts(elements: int, settings: Settings) -> tuple[int, ...]:
 def _lines(made: Plan) -> Iterator[str]:
     traffic, hand_in, memory, storage = made.traffic, made.hand_in, made.memory, made.storage
     yield (
-        f"{short_number(made.parameters)} parameters in {made.num_fragments} fragments, "
+        f"{short_number(made.parameters)} parameters in {counted(made.num_fragments, 'fragment')}, "
         f"{made.learners} learners; up {made.up}, down {made.down}"
     )
     yield f"a round every {short_time(made.round_every_s)}, each fragment every {made.every_steps} steps"

@@ -65,7 +65,8 @@ def text(found: Verification) -> str:
     ]
     if found.replay is not None:
         replay = found.replay
-        lines.append(f"  replay       {replay.num_equal} of {replay.num_steps} steps, same bytes")
+        outcome = "same bytes" if replay.num_equal else "nothing of them is kept"
+        lines.append(f"  replay       {replay.num_equal} of {replay.num_steps} steps, {outcome}")
         lines += [f"    record {row.seq} not replayed: {row.why}" for row in replay.skipped]
         further = replay.num_skipped - replay.num_not_kept - len(replay.skipped)
         if further:
