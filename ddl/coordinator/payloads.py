@@ -11,7 +11,6 @@ from typing import NamedTuple, TypeAlias
 
 from torch import Tensor
 
-from ddl.codec.digest import sha256
 from ddl.codec.fragment import (
     Fragment,
     decode_fragment,
@@ -30,6 +29,7 @@ from ddl.merge.step import Merged
 from ddl.protocol.keys import ObjectKeys
 from ddl.protocol.records import FragmentStep, Layout, ObjectRef, RunRecord, TensorSpec
 from ddl.store.base import Store
+from ddl.store.hashed import get_hashed
 
 Put: TypeAlias = Callable[[ObjectRef, Buffer], None]
 """Takes an object that belongs to a version."""
@@ -182,13 +182,12 @@ class Payloads:
     def read(self, ref: ObjectRef) -> bytearray:
         """Read an object that a record names. Raises: MissingObjectError; IntegrityError: changed."""
         try:
-            data = self._store.get(ref.key)
+            data, found = get_hashed(self._store, ref.key)
         except ObjectNotFoundError as error:
             raise MissingObjectError(
                 f"{ref.key} is missing in the store, but a record names it",
                 hint="Restore it from a copy of the store; nothing can stand in for it",
             ) from error
-        found = sha256(data)
         if (len(data), found) != (ref.bytes, ref.sha256):
             raise IntegrityError(
                 f"{ref.key} is damaged: {len(data)} bytes with SHA-256 {found[:16]}..., "

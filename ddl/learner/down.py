@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ddl.codec.digest import sha256
 from ddl.codec.fragment import PublishDtype, decode_fragment, version_metadata
 from ddl.codec.frame import Buffer
 from ddl.codec.step import rebuild_version
@@ -26,6 +25,7 @@ from ddl.learner.session import CHECKS, DOWNLOADS, Session
 from ddl.learner.shared import Shared, StagedFragment, backoff_s
 from ddl.learner.worker import Worker
 from ddl.protocol.records import FragmentState, ObjectRef, TensorSpec
+from ddl.store.hashed import get_hashed
 
 DAMAGED_MAX = 5
 """Wrong reads in a row of published versions after which a learner that joins gives up. One that
@@ -100,8 +100,7 @@ class DownThread(Worker):
     def _fetch(self, ref: ObjectRef) -> bytearray:
         """Read an object. Raises: IntegrityError unless its digest is the log's."""
         session = self._session
-        data = session.store.get(ref.key, progress=self._shared.transfers.add_down)
-        found = sha256(data)
+        data, found = get_hashed(session.store, ref.key, progress=self._shared.transfers.add_down)
         if len(data) != ref.bytes or found != ref.sha256:
             raise IntegrityError(
                 f"{ref.key}: {len(data)} bytes with digest {found[:16]}, the log says "

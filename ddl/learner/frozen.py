@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from ddl.codec.digest import sha256
 from ddl.codec.frame import read_frame
 from ddl.codec.frozen import frozen_digest
 from ddl.errors import IntegrityError, RefusedError
@@ -14,6 +13,7 @@ from ddl.merge.inspect import describe_model
 from ddl.names import counted
 from ddl.protocol.records import RunRecord
 from ddl.store.base import Store
+from ddl.store.hashed import get_hashed
 
 
 def take_frozen(model: nn.Module, run: RunRecord, store: Store) -> str:
@@ -36,8 +36,8 @@ def take_frozen(model: nn.Module, run: RunRecord, store: Store) -> str:
         )
     if frozen_digest({**frozen, **local}) == run.frozen.sha256:
         return ""
-    data = store.get(run.frozen.key)
-    if (found := sha256(data)) != run.frozen.sha256:
+    data, found = get_hashed(store, run.frozen.key)
+    if found != run.frozen.sha256:
         raise IntegrityError(
             f"{run.frozen.key}: SHA-256 {found[:16]}..., the log says {run.frozen.sha256[:16]}...",
             hint="Restore it from a copy of the store",

@@ -14,6 +14,7 @@ from typing import Final
 from ddl.clock import Clock, SystemClock
 from ddl.errors import ConfigError, StoreUnavailableError
 from ddl.store.base import Body, Mode, ObjectInfo, Progress, Store
+from ddl.store.hashed import Hashed, get_hashed
 
 MBIT_MIN: Final = 0.5
 """A lower cap would run into the time limits of transfers (`ddl.store.retry`)."""
@@ -73,6 +74,9 @@ class LimitedStore:
 
     def get(self, key: str, *, progress: Progress | None = None) -> bytearray:
         return self._store.get(key, progress=_paying(self._down, progress))
+
+    def get_hashed(self, key: str, *, progress: Progress | None = None) -> Hashed:
+        return get_hashed(self._store, key, progress=_paying(self._down, progress))
 
     def get_to_file(self, key: str, path: Path, *, progress: Progress | None = None) -> None:
         self._store.get_to_file(key, path, progress=_paying(self._down, progress))

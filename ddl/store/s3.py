@@ -18,11 +18,12 @@ from ddl.config import StoreSettings
 from ddl.errors import ObjectNotFoundError, StoreUnavailableError
 from ddl.store.base import Body, Mode, ObjectInfo, Progress, check_key
 from ddl.store.files import Source, whole_file
+from ddl.store.hashed import Hashed
 from ddl.store.parallel import run_all
 from ddl.store.retry import Attempts, OnRetry, RetryPolicy
 from ddl.store.s3_calls import Calls
 from ddl.store.s3_client import connect, locate
-from ddl.store.s3_download import Downloader, WholeSink
+from ddl.store.s3_download import Downloader, HashedSink, WholeSink
 from ddl.store.s3_errors import BadReplyError, server_time, status_of
 from ddl.store.s3_upload import Outcome, Uploader
 
@@ -77,6 +78,11 @@ class S3Store:
         sink = WholeSink()
         self._down.fetch(self._name(key), sink, progress)
         return sink.data
+
+    def get_hashed(self, key: str, *, progress: Progress | None = None) -> Hashed:
+        sink = HashedSink()
+        self._down.fetch(self._name(key), sink, progress)
+        return Hashed(sink.data, sink.hexdigest())
 
     def get_to_file(self, key: str, path: Path, *, progress: Progress | None = None) -> None:
         with whole_file(path) as sink:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Callable
 from concurrent.futures import Executor
 from contextlib import closing
 from functools import partial
 from itertools import pairwise
+from threading import Lock
 from typing import Any, Final, Protocol
 
 from botocore.exceptions import ClientError
@@ -23,6 +25,9 @@ _FIRST_BYTES: Final = 1024 * 1024
 """The first request asks for this much: enough for any record, and it tells the size of the rest."""
 
 _READ_BYTES: Final = 64 * 1024
+_HASH_BYTES: Final = 1024 * 1024
+"""So much is hashed at once, at least: less costs more in waking than in work."""
+
 _CONTENT_RANGE: Final = re.compile(r"bytes (\d+)-\d+/(\d+)")
 
 
@@ -50,6 +55,44 @@ class WholeSink:
 
     def write_at(self, offset: int, data: bytes) -> None:
         self._view[offset : offset + len(data)] = data
+
+
+class HashedSink(WholeSink):
+    """The same; hashed from its beginning as far as its pieces have come, while others still come."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._sha256 = hashlib.sha256()
+        self._hashed = 0
+        self._come: dict[int, int] = {}
+        """Start -> end of what was written beyond `_reached`."""
+        self._reached = 0
+        self._lock = Lock()
+        self._hashing = Lock()
+
+    def write_at(self, offset: int, data: bytes) -> None:
+        super().write_at(offset, data)
+        with self._lock:
+            self._come[offset] = offset + len(data)
+            while self._reached in self._come:
+                self._reached = self._come.pop(self._reached)
+            is_worth_it = self._reached - self._hashed >= _HASH_BYTES
+        if is_worth_it and self._hashing.acquire(blocking=False):
+            try:
+                self._hash()
+            finally:
+                self._hashing.release()
+
+    def hexdigest(self) -> str:
+        """Of the whole; called once, after the last write."""
+        self._hash()
+        return self._sha256.hexdigest()
+
+    def _hash(self) -> None:
+        """One thread at a time; the others go on meanwhile, as hashing lets go of the GIL."""
+        reached = self._reached
+        self._sha256.update(self._view[self._hashed : reached])
+        self._hashed = reached
 
 
 class StretchSink:

@@ -21,6 +21,7 @@ from boto3.s3.transfer import TransferConfig
 from ddl.codec.digest import sha256, sha256_file
 from ddl.config import StoreSettings
 from ddl.store.base import Store
+from ddl.store.hashed import get_hashed
 from ddl.store.local import LocalStore
 from ddl.store.open_url import open_url
 from tests.bench.report import Figure, Options, options, report, take_turns
@@ -47,7 +48,7 @@ def up_file(store: Store, file: Path) -> str:
 
 
 def down(store: Store) -> str:
-    return sha256(store.get("ours"))
+    return get_hashed(store, "ours").sha256
 
 
 def in_s3(server: S3Server, folder: Path, data: bytes, asked: Options) -> dict[str, Figure]:

@@ -686,7 +686,7 @@ def test_who_was_kicked_is_turned_away_until_the_order_is_withdrawn(joined: Side
             joined.learner.register(
                 learner(incarnation=2), gone_s=GONE_S, takeover=True, enter=enter
             )
-        assert "ddl learner allow RUN ada" in refused.value.hint
+        assert "ddl learner allow" in refused.value.hint
     assert joined.coordinator.poll().learners == before
     assert joined.learner.register(learner(), gone_s=GONE_S, takeover=False).refused == ""
     assert joined.learner.beat(learner(), [], settings_digest=KNOWN).order == kick

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import multiprocessing
 import os
 import threading
@@ -15,6 +16,7 @@ import pytest
 from ddl.config import StoreSettings
 from ddl.errors import ObjectNotFoundError
 from ddl.store.base import Body, Mode, Store
+from ddl.store.hashed import get_hashed
 from ddl.store.open_url import open_url
 from ddl.store.probe import probe_create_once
 from tests.servers import S3Server
@@ -85,6 +87,7 @@ def test_what_is_put_is_got(store: Store, num_bytes: int, tmp_path: Path) -> Non
     got = store.get("run/a/b.bin")
     assert isinstance(got, bytearray)
     assert got == data
+    assert get_hashed(store, "run/a/b.bin") == (data, hashlib.sha256(data).hexdigest())
     store.get_to_file("run/a/b.bin", tmp_path / "copy")
     assert (tmp_path / "copy").read_bytes() == data
     found = store.head("run/a/b.bin")

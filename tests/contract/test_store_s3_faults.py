@@ -7,6 +7,7 @@ clock jumps instead.
 from __future__ import annotations
 
 import email.utils
+import hashlib
 import os
 import signal
 import socket
@@ -269,6 +270,9 @@ def test_cuts_in_parallel_pieces(store: S3Store, proxy: FaultProxy, tmp_path: Pa
     proxy.inject(Fault(method="GET", cut_after=MIB // 3, times=7))
     store.get_to_file("run/x", tmp_path / "x")
     assert (tmp_path / "x").read_bytes() == data
+
+    proxy.inject(Fault(method="GET", cut_after=MIB // 3, times=7))
+    assert store.get_hashed("run/x") == (data, hashlib.sha256(data).hexdigest())
 
     proxy.inject(Fault(method="GET", contains="run/x", status=403, code="AccessDenied", times=99))
     with pytest.raises(StoreDeniedError):

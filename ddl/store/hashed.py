@@ -1,0 +1,36 @@
+"""Objects with their SHA-256, which is there with the last byte where a store can hash on the way."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import NamedTuple, Protocol, runtime_checkable
+
+from ddl.store.base import Progress, Store
+
+
+class Hashed(NamedTuple):
+    """An object as it was read.
+
+    Attributes:
+        sha256: 64 hex digits.
+    """
+
+    data: bytearray
+    sha256: str
+
+
+@runtime_checkable
+class HashingStore(Protocol):
+    """A store that reads in parts, and hashes those that have come while others are under way."""
+
+    def get_hashed(self, key: str, *, progress: Progress | None = None) -> Hashed:
+        """As `Store.get`."""
+        ...
+
+
+def get_hashed(store: Store, key: str, *, progress: Progress | None = None) -> Hashed:
+    """Read one object whole, and its digest. Raises: ObjectNotFoundError, StoreError."""
+    if isinstance(store, HashingStore):
+        return store.get_hashed(key, progress=progress)
+    data = store.get(key, progress=progress)
+    return Hashed(data, hashlib.sha256(data).hexdigest())
