@@ -21,6 +21,7 @@ from ddl.protocol.records import (
     Receipt,
     Round,
 )
+from ddl.store.base import Progress
 
 START = 1_000.0
 
@@ -78,7 +79,7 @@ class ObjectStore:
         assert self._objects.setdefault(key, data) == data, f"{key} was written twice"
         return True
 
-    def get(self, key: str) -> bytearray:
+    def get(self, key: str, *, progress: Progress | None = None) -> bytearray:  # noqa: ARG002 - a store's
         return bytearray(self._objects[key])
 
 
