@@ -272,7 +272,8 @@ def test_cuts_in_parallel_pieces(store: S3Store, proxy: FaultProxy, tmp_path: Pa
     assert (tmp_path / "x").read_bytes() == data
 
     proxy.inject(Fault(method="GET", cut_after=MIB // 3, times=7))
-    assert store.get_hashed("run/x") == (data, hashlib.sha256(data).hexdigest())
+    hashed = store.get_hashed("run/x")
+    assert (hashed.data, hashed.sha256) == (data, hashlib.sha256(data).hexdigest())
 
     proxy.inject(Fault(method="GET", contains="run/x", status=403, code="AccessDenied", times=99))
     with pytest.raises(StoreDeniedError):
