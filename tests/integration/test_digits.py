@@ -43,7 +43,9 @@ def trained(
     return store, first.measures["accuracy"], last.measures["accuracy"]
 
 
-@pytest.mark.parametrize(("model", "least"), [("conv", 96.0), ("experts", 75.0)])
+@pytest.mark.parametrize(
+    ("model", "least"), [("conv", 96.0), pytest.param("experts", 75.0, marks=pytest.mark.slow)]
+)
 def test_learners_make_one_good_model(
     model: str, least: float, tmp_path: Path, redis_url: str
 ) -> None:
@@ -59,6 +61,7 @@ def test_learners_make_one_good_model(
         assert all(file.get_tensor(name) > 0 for name in counters)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(240)  # two runs, one after the other
 def test_adapters_learn_a_new_task_on_a_frozen_base(tmp_path: Path, redis_url: str) -> None:
     """A model is trained, exported, and frozen under adapters that learn to read turned digits. Only

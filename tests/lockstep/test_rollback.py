@@ -439,6 +439,6 @@ def test_a_drained_learner_hands_in_and_leaves() -> None:
     assert run.time.run(60.0, until=lambda: not leaving.alive)
     answer = ask(run, "drain", id_="2", learner="nobody")
     assert answer == "refused: no learner 'nobody' is in the run; in it: a, b"
-    assert ask(run, "drain", id_="3", learner="b") == "refused: b is left"
+    assert ask(run, "drain", id_="3", learner="b") == "refused: b has left"
     run.go(commits=run.versions + 2)
     checked(run)
