@@ -23,6 +23,7 @@ from ddl_cli.display import Lines
 from ddl_cli.records import read_log
 from ddl_cli.report.plots import draw_all
 from ddl_cli.report.story import gather
+from ddl_cli.view.head import done_ratio
 from ddl_cli.view.look import Look
 from ddl_cli.view.screen import Seen, picture
 from ddl_cli.view.trail import Trail
@@ -30,6 +31,9 @@ from ddl_cli.view.trail import Trail
 HERE = Path(__file__).parent
 WORK = HERE.parents[1] / "build" / "pictures"
 WIDTH, HEIGHT = 100, 28
+
+LATE = 0.8
+"""Share of the run after which no more screens are kept."""
 
 
 class Camera:
@@ -47,7 +51,7 @@ class Camera:
         self._lines.show(snapshot, notice)
         seen = Seen(self._trail.add(snapshot), notice, self._trail.rates)
         states = [learner.state for learner in snapshot.learners]
-        if snapshot.run.state == "running" and "gone" in states:
+        if "gone" in states and (done_ratio(snapshot) or 1.0) < LATE:
             self.svg = _photograph(seen)
 
 

@@ -11,6 +11,7 @@ from ddl import config
 from ddl.config import Scalar, Settings
 from ddl.core.chain import because
 from ddl.core.facts import told_by
+from ddl.core.heat import AUTO
 from ddl.protocol.records import FATES, Fact, Fate, Health, LogRecord, RunRecord, RunState, Waits
 
 MarkKind = Literal["joined", "back", "gone", "left", "rollback", "held", "coordinator", "changed"]
@@ -160,8 +161,11 @@ def gather(
         _change(story, record, at_s)
         if record.kind == "step":
             story.steps.append(_step(story, record, at_s, payload_bytes))
-        for fact in told_by([record], state):
-            _mark(story, fact, at_s, record.progress)
+        if (
+            record.who != AUTO
+        ):  # what the run chooses by itself is many small changes, told as a table
+            for fact in told_by([record], state):
+                _mark(story, fact, at_s, record.progress)
         if holder not in ("", record.holder):
             text = f"{record.holder} coordinates (epoch {record.epoch})"
             story.marks.append(Mark(at_s, record.progress, "coordinator", text))
