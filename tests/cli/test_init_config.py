@@ -73,7 +73,7 @@ def test_it_writes_what_was_chosen(tmp_path: Path) -> None:
     assert loaded.settings.store.url == store
     assert loaded.settings.redis.url == "rediss://host:7000/2"
     chosen = {key for key, origin in loaded.origins.items() if origin != "default"}
-    assert chosen == {"run.name", "store.url", "redis.url", "outer.preset", "stop.tokens"}
+    assert chosen == {"run.name", "store.url", "redis.url", "stop.tokens"}
 
 
 def test_it_replaces_nothing(tmp_path: Path) -> None:

@@ -56,7 +56,6 @@ def init(
                 "run.name": name,
                 "redis.url": _shareable(redis),
                 "store.url": _checked_store(store) if store else (folder / "store").as_uri(),
-                "outer.preset": "auto",
                 "stop.tokens": FIRST_TOKENS,
             }
         ),
