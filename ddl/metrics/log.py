@@ -8,9 +8,12 @@ Curves stand over merged tokens (a coordinator's) or tokens trained on (a learne
 
 from __future__ import annotations
 
+import os
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
 
 from ddl.errors import ConfigError, DdlError
@@ -44,7 +47,7 @@ def writing(
     more at its end.
 
     Nothing that goes wrong after the start ends the block: a look at which `collect` raises a DdlError
-    is left out, and a full disk is told of once.
+    is left out, and a full disk ends the curves, which is told.
     Args:
         where: "tensorboard:DIR" or "wandb:PROJECT".
         over: the family that counts tokens.
@@ -53,28 +56,25 @@ def writing(
     """
     writer = open_writer(where, label)
     ended = threading.Event()
-    done = 0
-
-    def write() -> None:
-        nonlocal done
-        try:
-            values = dict(_values(collect()))
-        except DdlError:
-            return
-        tokens = round(values.get(over, 0))
-        if tokens == done:
-            return
-        done = tokens
-        try:
-            writer.write(values, tokens=tokens)
-        except OSError as error:
-            journal.on_change("log", "log.failed", f"--log {where}: {error.strerror or error}")
 
     def loop() -> None:
-        while not ended.wait(every_s):
-            write()
-        write()
-        writer.close()
+        done = 0
+        try:
+            while True:
+                is_last = ended.wait(every_s)
+                with suppress(DdlError):
+                    values = dict(_values(collect()))
+                    tokens = round(values.get(over, 0))
+                    if tokens != done:
+                        writer.write(values, tokens=tokens)
+                        done = tokens
+                if is_last:
+                    writer.close()
+                    return
+        except OSError as error:
+            journal.tell("log.failed", f"--log {where} ends here: {error.strerror or error}")
+            with suppress(OSError):
+                writer.close()
 
     thread = threading.Thread(target=loop, name="ddl-log")
     thread.start()
@@ -113,19 +113,29 @@ def _values(families: Iterable[Family]) -> Iterator[tuple[str, float]]:
 
 
 class _TensorBoard:
-    def __init__(self, folder: str, label: Mapping[str, str]) -> None:
-        from tensorboardX import SummaryWriter
+    """Writes in the caller's thread: the package's own writer has one of its own, which a full disk ends,
+    and who then waits for it waits for ever."""
 
+    def __init__(self, folder: str, label: Mapping[str, str]) -> None:
+        from tensorboardX.event_file_writer import EventsWriter
+
+        place = Path(folder, *label.values())
+        place.mkdir(parents=True, exist_ok=True)
         # the files of a process that was started again lie beside those of the one before
-        self._writer = SummaryWriter("/".join((folder.rstrip("/") or "/", *label.values())))
+        self._file = EventsWriter(str(place / "events"), f".{os.getpid()}")
 
     def write(self, values: Mapping[str, float], *, tokens: int) -> None:
-        for name, value in values.items():
-            self._writer.add_scalar(name, value, global_step=tokens)
-        self._writer.flush()
+        from tensorboardX.proto.event_pb2 import Event
+        from tensorboardX.proto.summary_pb2 import Summary
+
+        rows = [Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
+        self._file.write_event(
+            Event(wall_time=time.time(), step=tokens, summary=Summary(value=rows))
+        )
+        self._file.flush()
 
     def close(self) -> None:
-        self._writer.close()
+        self._file.close()
 
 
 class _Wandb:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import io
+import os
 import struct
 import sys
 import threading
@@ -11,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from tensorboardX.proto.event_pb2 import Event
+from tensorboardX.record_writer import RecordWriter
 
 from ddl.errors import ConfigError, RegistryError
 from ddl.journal import Journal
@@ -26,10 +29,12 @@ class Source:
 
     def __init__(self) -> None:
         self.looks = 0
+        self.looked = threading.Event()
         self.enough = threading.Event()
 
     def __call__(self) -> Iterator[Family]:
         self.looks += 1
+        self.looked.set()
         if self.looks == 3:
             raise RegistryError("Redis is away")
         if self.looks >= 5:
@@ -108,6 +113,30 @@ def test_wandb_gets_the_same_offline(tmp_path: Path, monkeypatch: pytest.MonkeyP
         assert text in written
 
 
+def test_a_full_disk_ends_the_curves_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is told, once; the block, and so the training in it, goes on and ends as if nothing were."""
+
+    def no_room(_self: object, _data: bytes) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    told = io.StringIO()
+    source = Source()
+    with writing(
+        f"tensorboard:{tmp_path}",
+        source,
+        over=OVER,
+        label=LABEL,
+        journal=Journal(told),
+        every_s=0.01,
+    ):
+        assert source.looked.wait(30)
+        monkeypatch.setattr(RecordWriter, "write", no_room)
+    assert told.getvalue().count("log.failed") == 1
+    assert "ends here: No space left on device" in told.getvalue()
+
+
 @pytest.mark.parametrize("where", ["tensorboard", "tensorboard:", "sheets:x", ""])
 def test_what_cannot_be_read_is_refused(where: str) -> None:
     with (
@@ -119,6 +148,7 @@ def test_what_cannot_be_read_is_refused(where: str) -> None:
 
 def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "tensorboardX", None)
+    monkeypatch.delitem(sys.modules, "tensorboardX.event_file_writer", raising=False)
     with (
         pytest.raises(ConfigError, match=r"decoupled-diloco\[tensorboard\]"),
         writing(f"tensorboard:{tmp_path}", Source(), over=OVER, label=LABEL, journal=Journal(None)),
