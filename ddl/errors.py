@@ -32,7 +32,7 @@ from typing import ClassVar
 
 
 class DdlError(Exception):
-    """Base of all errors raised on purpose.
+    """What was asked for could not be done; the base of all errors raised on purpose.
 
     Attributes:
         hint: what the user can do about it, one sentence; empty if there is nothing to do.

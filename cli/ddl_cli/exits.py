@@ -99,7 +99,7 @@ def exit_of(kind: type[DdlError]) -> Exit:
 
 
 def error_kinds(base: type[DdlError] = DdlError) -> Iterator[type[DdlError]]:
-    """Every kind of error below `base`, a kind before those below it."""
+    """`base` and every kind of error below it, a kind before those below it."""
+    yield base
     for kind in base.__subclasses__():
-        yield kind
         yield from error_kinds(kind)

@@ -226,11 +226,7 @@ def _record(job: Job | None) -> Iterator[str]:
 
 def _members(machine: Machine) -> Iterator[str]:
     membership = machine.membership
-    expected = {
-        id_
-        for id_, member in membership.members.items()
-        if member.state == "training" and member.record.store_down_s == 0
-    }
+    expected = {id_ for id_, member in membership.members.items() if member.expected}
     if expected != membership.expected:
         yield f"rounds wait for {sorted(membership.expected)}, expected are {sorted(expected)}"
 
