@@ -24,12 +24,12 @@ from ddl.codec.payload import Encoded
 from ddl.codec.step import encode_step, take_step
 from ddl.config import Settings
 from ddl.core.log import FragmentHead
-from ddl.errors import IntegrityError, MissingObjectError, ObjectNotFoundError
+from ddl.errors import MissingObjectError, ObjectNotFoundError
 from ddl.merge.step import Merged
 from ddl.protocol.keys import ObjectKeys
 from ddl.protocol.records import FragmentStep, Layout, ObjectRef, RunRecord, TensorSpec
 from ddl.store.base import Store
-from ddl.store.hashed import get_hashed
+from ddl.store.hashed import get_checked
 
 Put: TypeAlias = Callable[[ObjectRef, Buffer], None]
 """Takes an object that belongs to a version."""
@@ -182,19 +182,12 @@ class Payloads:
     def read(self, ref: ObjectRef) -> bytearray:
         """Read an object that a record names. Raises: MissingObjectError; IntegrityError: changed."""
         try:
-            data, found = get_hashed(self._store, ref.key)
+            return get_checked(self._store, ref)
         except ObjectNotFoundError as error:
             raise MissingObjectError(
                 f"{ref.key} is missing in the store, but a record names it",
                 hint="Restore it from a copy of the store; nothing can stand in for it",
             ) from error
-        if (len(data), found) != (ref.bytes, ref.sha256):
-            raise IntegrityError(
-                f"{ref.key} is damaged: {len(data)} bytes with SHA-256 {found[:16]}..., "
-                f"recorded are {ref.bytes} bytes with {ref.sha256[:16]}...",
-                hint="Restore it from a copy of the store",
-            )
-        return data
 
     def put(self, ref: ObjectRef, data: Buffer) -> None:
         """Store an object under its name."""

@@ -25,7 +25,7 @@ from ddl.learner.session import CHECKS, DOWNLOADS, Session
 from ddl.learner.shared import Shared, StagedFragment, backoff_s
 from ddl.learner.worker import Worker
 from ddl.protocol.records import FragmentState, ObjectRef, TensorSpec
-from ddl.store.hashed import get_hashed
+from ddl.store.hashed import get_checked
 
 DAMAGED_MAX = 5
 """Wrong reads in a row of published versions after which a learner that joins gives up. One that
@@ -100,13 +100,7 @@ class DownThread(Worker):
     def _fetch(self, ref: ObjectRef) -> bytearray:
         """Read an object. Raises: IntegrityError unless its digest is the log's."""
         session = self._session
-        data, found = get_hashed(session.store, ref.key, progress=self._shared.transfers.add_down)
-        if len(data) != ref.bytes or found != ref.sha256:
-            raise IntegrityError(
-                f"{ref.key}: {len(data)} bytes with digest {found[:16]}, the log says "
-                f"{ref.bytes} bytes with digest {ref.sha256[:16]}"
-            )
-        return data
+        return get_checked(session.store, ref, progress=self._shared.transfers.add_down)
 
     def _by_step(self, state: FragmentState) -> Buffer | None:
         """The version from the one before it and the step between, if both are to be had.

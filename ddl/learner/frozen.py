@@ -7,13 +7,13 @@ from torch import Tensor, nn
 
 from ddl.codec.frame import read_frame
 from ddl.codec.frozen import frozen_digest
-from ddl.errors import IntegrityError, RefusedError
+from ddl.errors import RefusedError
 from ddl.learner.port import check_model
 from ddl.merge.inspect import describe_model
 from ddl.names import counted
 from ddl.protocol.records import RunRecord
 from ddl.store.base import Store
-from ddl.store.hashed import get_hashed
+from ddl.store.hashed import get_checked
 
 
 def take_frozen(model: nn.Module, run: RunRecord, store: Store) -> str:
@@ -36,13 +36,7 @@ def take_frozen(model: nn.Module, run: RunRecord, store: Store) -> str:
         )
     if frozen_digest({**frozen, **local}) == run.frozen.sha256:
         return ""
-    data, found = get_hashed(store, run.frozen.key)
-    if found != run.frozen.sha256:
-        raise IntegrityError(
-            f"{run.frozen.key}: SHA-256 {found[:16]}..., the log says {run.frozen.sha256[:16]}...",
-            hint="Restore it from a copy of the store",
-        )
-    values = read_frame(data).tensors
+    values = read_frame(get_checked(store, run.frozen)).tensors
     expected = {name: value for name, value in values.items() if name not in local}
     for name in sorted(expected.keys() ^ frozen.keys()):
         lacks = "this model lacks" if name in expected else "the run's model lacks"
