@@ -30,9 +30,8 @@ class RunRow(Record, frozen=True, kw_only=True):
     """One run. Where `problem` is not empty, only `name` and `store` count.
 
     `state` is "running", "held", "paused" or "stopped" as the newest record says, "not started" as long
-    as there is none, of a fork say; `coordinator` is
-    the present holder, empty if there is none; `num_learners` are present. A store knows neither:
-    these two are None.
+    as there is none, of a fork say; `coordinator` is the present holder, empty if there is none;
+    `num_learners` are present. A store knows neither: these two are None.
     """
 
     name: str

@@ -172,8 +172,8 @@ def _run_view(run: RunRecord, settings: Settings, head: Head | None) -> RunView:
 def _goodput(learners: Iterable[LearnerView], ledger: LedgerTotals, now: float) -> float | None:
     """Share of learners' time that went into steps whose work was not thrown away.
 
-    Of a learner's time since it joined, but for pauses of the run, what it spent outside of ddl, less the share of its tokens
-    that it discarded, less the share of what was handed in that came to nothing.
+    Of a learner's time since it joined, but for pauses of the run, what it spent outside of ddl, less
+    the share of its tokens that it discarded, less the share of what was handed in that came to nothing.
     """
     useful_s = present_s = 0.0
     for one in learners:

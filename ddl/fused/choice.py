@@ -29,7 +29,7 @@ def wanted() -> str:
 def loops() -> ModuleType | None:
     """`ddl.fused.loops`, or None where plain torch is to be used. Compiles at the first call.
 
-    The answer never changes within a process, so that all its results come from one kernel.
+    The answer never changes within a process, so that what it merges with them once, it always does.
     Raises: ConfigError: DDL_KERNEL asks for what is not there.
     """
     name = wanted()

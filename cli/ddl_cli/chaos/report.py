@@ -61,10 +61,11 @@ class DdlReport(Record, frozen=True, kw_only=True):
 
     `goodput_ratio`: steps that came to some use, as a share of those that the failure-free run would
     have taken in the same learner-time (`living_s`), starts included; `kept_rate_ratio`: as a share of
-    those that it would have taken in the same time, nobody dead. `step_rate_ratio`: all steps, lost ones
-    too, as such a share; `model_rate_ratio`: what the protocol model of `ddl simulate` has for it under
-    the same tape, given how long the processes of this machine took to start. `versions_lost`: versions that
-    were shown and are not in the log as they were, or have objects that are missing or damaged.
+    those that it would have taken in the same time, nobody dead. `step_rate_ratio`: all steps, lost
+    ones too, as such a share; `model_rate_ratio`: what the protocol model of `ddl simulate` has for it
+    under the same tape, given how long the processes of this machine took to start. `versions_lost`:
+    versions that were shown and are not in the log as they were, or have objects that are missing or
+    damaged.
     `seconds_without_any_step`: whole seconds in which no learner took a step. `median_recovery_s` by
     kind. `step_s`: a simulated accelerator's; the real update of a small model is a part of it.
     """

@@ -1,6 +1,6 @@
 -- Takes the lease if nobody holds it; what is no lease is overwritten. One from which somebody took
--- its end gets another, or a dead holder's would stand for ever. Who asks again after a lost reply is told of the one it has: a
--- call that is done twice, or late, must not fence its own caller.
+-- its end gets another, or a dead holder's would stand for ever. Who asks again after a lost reply is
+-- told of the one it has: a call that is done twice, or late, must not fence its own caller.
 -- KEYS[1] lease  KEYS[2] epoch
 -- ARGV[1] Lease wanted  ARGV[2] time to live in ms  ARGV[3] least epoch to go beyond
 -- Returns {1 if held, Lease in force or '', its ms left, now, 0}.
