@@ -106,6 +106,9 @@ def test_wandb_gets_the_same_offline(tmp_path: Path, monkeypatch: pytest.MonkeyP
         "wandb:reading", source, over=OVER, label=LABEL, journal=Journal(None), every_s=0.01
     ):
         assert source.enough.wait(60)
+    import wandb
+
+    wandb.teardown()  # its service writes the rest behind `finish`, and ends at the process's end
     files = list(tmp_path.glob("wandb/offline-run-*/*.wandb"))
     assert len(files) == 1
     written = files[0].read_bytes()  # protobuf records; names and texts stand in them as they are
