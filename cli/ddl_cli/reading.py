@@ -133,7 +133,6 @@ def read_log(store: Store, run_name: str, *, redis_error: str) -> RunSnapshot | 
     """
     from ddl.coordinator.history import History
     from ddl.core.facts import told_by
-    from ddl_cli.records import read_records
 
     history = History(store, run_name)
     run = history.run_record()
@@ -141,9 +140,9 @@ def read_log(store: Store, run_name: str, *, redis_error: str) -> RunSnapshot | 
         return None
     log = history.fold(run)
     first = max(1, log.seq - RECORDS_TOLD + 1)
-    newest = [*read_records(history, range(first, log.seq + 1))]
+    newest = [entry.record for entry in history.entries(range(first, log.seq + 1))]
     apart = max(1, first // CURVE_POINTS)
-    older = read_records(history, range(1, first, apart))
+    older = (entry.record for entry in history.entries(range(1, first, apart)))
     return snapshot_of_log(
         run,
         log,

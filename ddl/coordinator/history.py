@@ -6,7 +6,7 @@ No listing is needed: records have dense numbers, so the newest one is found by 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Final, NamedTuple
@@ -30,11 +30,11 @@ from ddl.store.search import last_present
 _READERS: Final = 8
 """Records read at once."""
 
-_FEW: Final = 32
-"""So many records are not worth the threads."""
+_FEW: Final = 16
+"""Fewer records are not worth the threads."""
 
 _AHEAD: Final = 64
-"""Records read before the first of them is applied, at most."""
+"""Records read before the first of them is used, at most."""
 
 
 class Entry(NamedTuple):
@@ -118,6 +118,19 @@ class History:
         except ObjectNotFoundError:
             return None
         return Entry(wire.parse(data, LogRecord, what=key), wire.digest(data))
+
+    def entries(self, seqs: range) -> Iterator[Entry]:
+        """These records, in this order, as far as they are there, several read at a time: one after
+        the other, those since a checkpoint take half a minute where an answer takes 0.1 s.
+
+        Raises: ProtocolError.
+        """
+        if len(seqs) < _FEW:
+            yield from _up_to_none(map(self.read, seqs))
+            return
+        with ThreadPoolExecutor(_READERS, thread_name_prefix="history") as pool:
+            batches = (seqs[start : start + _AHEAD] for start in range(0, len(seqs), _AHEAD))
+            yield from _up_to_none(e for batch in batches for e in pool.map(self.read, batch))
 
     def genesis(self, run: RunRecord) -> LogState:
         """The state after record 0, which `run` is; chained to the very bytes that are stored."""
@@ -246,20 +259,9 @@ class History:
         return state if agrees else None
 
     def _advance(self, state: LogState, newest: int) -> None:
-        """Apply the records up to `newest`, as far as they are there, several read at a time: one
-        after the other, those since a checkpoint take half a minute where an answer takes 0.1 s.
-        """
-        if newest - state.seq < _FEW:
-            while state.seq < newest and self._follow_one(state):
-                pass
-            return
-        with ThreadPoolExecutor(_READERS, thread_name_prefix="history") as pool:
-            while state.seq < newest:
-                ahead = range(state.seq + 1, min(state.seq + _AHEAD, newest) + 1)
-                for entry in pool.map(self.read, ahead):
-                    if entry is None:
-                        return
-                    state.apply(entry.record, entry.digest)
+        """Apply the records up to `newest`, as far as they are there."""
+        for entry in self.entries(range(state.seq + 1, newest + 1)):
+            state.apply(entry.record, entry.digest)
 
     def _follow_one(self, state: LogState) -> bool:
         entry = self.read(state.seq + 1)
@@ -267,3 +269,10 @@ class History:
             return False
         state.apply(entry.record, entry.digest)
         return True
+
+
+def _up_to_none(entries: Iterable[Entry | None]) -> Iterator[Entry]:
+    for entry in entries:
+        if entry is None:
+            return
+        yield entry
