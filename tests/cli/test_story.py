@@ -250,6 +250,22 @@ def test_events_of_a_store_are_those_of_its_log(log: Log, store: LocalStore) -> 
     ]
     lately = ddl("events", f"{store.url}/demo", "--since", "15s")
     assert [line.split()[2] for line in lately.stdout.splitlines()] == ["run.settings", "run.stop"]
+    newest = ddl("events", f"{store.url}/demo", "--last", "3")
+    assert newest.stdout.splitlines() == shown.stdout.splitlines()[-3:]
+
+
+@pytest.mark.parametrize("gone", [False, True], ids=["unknown", "away"])
+def test_events_of_the_log_where_redis_does_not_tell(
+    log: Log, store: LocalStore, redis_url: str, gone: bool
+) -> None:
+    """It is said that they are; to follow them, Redis is needed."""
+    redis = "redis://127.0.0.1:1/0" if gone else redis_url
+    words = ("events", f"{redis}?run=demo", "--store", store.url)
+    shown = ddl(*words)
+    assert shown.exit_code == 0
+    assert "told from the log alone: Redis" in shown.stderr
+    assert shown.stdout == ddl("events", f"{store.url}/demo").stdout
+    assert ddl(*words, "--follow").exit_code != 0
 
 
 def test_events_of_redis_as_json_lines(redis_url: str) -> None:
@@ -261,6 +277,7 @@ def test_events_of_redis_as_json_lines(redis_url: str) -> None:
     ]
     assert [row["name"] for row in rows] == [one.name for one in view().facts]
     assert all(row.keys() == {"schema", "at", "name", "text", "fields"} for row in rows)
+    assert ddl("events", address, "--last", "1", "--json").stdout.count("\n") == 1
     assert ddl("events", address, "--since", "1h").stdout == ""
     assert ddl("events", address, "--since", "2000d").stdout.count("\n") == len(rows)
 

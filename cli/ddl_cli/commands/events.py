@@ -35,6 +35,10 @@ def events(
         str | None,
         typer.Option(metavar="AGE", help="No older ones: 90s, 10m, 2h or 1d.", show_default=False),
     ] = None,
+    last: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=1, help="The newest N alone.", show_default=False),
+    ] = None,
     redis: RedisOption = None,
     store: StoreOption = None,
     as_json: Annotated[
@@ -43,30 +47,48 @@ def events(
 ) -> None:
     """Show what happened in a run, oldest first.
 
-    Redis remembers the last few thousand events. Where none is named, or it does not know
-    the run, the log in the store tells all that it has: versions, receipts and decisions.
+    Redis remembers the last few thousand events. If none is named, or it does not answer, or does
+    not know the run, and a store is named, the log there tells all that it has: versions,
+    receipts and decisions.
     """
     place = resolve(run, redis=redis, store=store)
     age_s = None if since is None else _seconds(since)
+
+    def show(facts: list[Fact], now: float | None = None) -> None:
+        facts = _younger(facts, age_s, now=now)
+        _show(facts[-last:] if last else facts, as_json=as_json)
+
     if place.redis_url is None and place.store_url is not None:
         if follow:
             raise ConfigError("--follow needs Redis, and none is named", hint="Give --redis URL")
-        _show(_younger(_from_log(place), age_s), as_json=as_json)
+        show(_from_log(place))
         return
     registry = place.reader()
     try:
-        placed = registry.facts(limit=EVENTS_KEPT)
-        if not placed and registry.read_entry() is None:
-            raise UnknownRunError(
-                f"Redis does not know the run {place.run!r}",
-                hint="`ddl runs --redis URL` lists those it knows; a store alone is asked by its address",
-            )
-        facts = [fact for _, fact in placed]
-        _show(_younger(facts, age_s, now=registry.now()), as_json=as_json)
+        try:
+            placed = _remembered(registry, place)
+        except (RegistryError, UnknownRunError) as error:
+            if follow or place.store_url is None:
+                raise
+            typer.echo(f"told from the log alone: {error}", err=True)
+            show(_from_log(place))
+            return
+        show([fact for _, fact in placed], registry.now())
         if follow:
             _follow(registry, placed[-1][0] if placed else "0-0", as_json=as_json)
     finally:
         registry.close()
+
+
+def _remembered(registry: RedisReader, place: Place) -> list[tuple[str, Fact]]:
+    """All events that Redis still has. Raises: UnknownRunError, RegistryError."""
+    placed = registry.facts(limit=EVENTS_KEPT)
+    if not placed and registry.read_entry() is None:
+        raise UnknownRunError(
+            f"Redis does not know the run {place.run!r}",
+            hint="`ddl runs --redis URL` lists those it knows; --store names the log to read",
+        )
+    return placed
 
 
 def _follow(registry: RedisReader, place: str, *, as_json: bool) -> None:
