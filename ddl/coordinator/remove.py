@@ -71,7 +71,7 @@ def remove_objects(
         tick("objects", min(start + _BATCH, len(others)), len(others))
     # what a process has put meanwhile that had not seen the note yet
     store.delete(info.key for info in store.list(keys.prefix) if info.key != keys.run_record)
-    store.delete([keys.run_record])
+    store.delete([keys.lease_probe, keys.run_record])
 
 
 def _lineage(store: Store, run: str) -> str:

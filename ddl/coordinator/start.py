@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -288,6 +288,9 @@ class Coordinator:
             yield keeper
         finally:
             keeper.close()
+            if self._run is None:  # it could not be created: nothing is left of the attempt
+                with suppress(StoreError):
+                    self._store.delete([ObjectKeys(self._settings.run.name).lease_probe])
 
     def _known_epoch(self) -> int:
         return self._log.epoch if self._log is not None else 0

@@ -580,15 +580,18 @@ def test_a_name_that_another_store_has_in_this_redis_is_refused(
 
 
 def test_a_start_that_fails_leaves_nothing(toml: Path, tmp_path: Path, store: LocalStore) -> None:
-    """A disk that fills up: no object of the run, and the lease is free."""
+    """A disk that fills up when the start has taken long enough for its lease to be renewed: no
+    object is left, and the lease is free."""
+    probe = ObjectKeys(RUN).lease_probe
 
     def fill_up(key: str) -> None:
         if "fragments/f0001" in key:
+            eventually(lambda: store.head(probe))
             raise StoreError("no space left")
 
     with pytest.raises(StoreError, match="no space left"):
         Running(options(toml), HookedStore(store, before=fill_up)).wait()
-    assert not list(store.list(f"{RUN}/"))
+    assert not list(store.list(""))
     with running(options(toml)):
         assert list(store.list(f"{RUN}/run.json"))
 
