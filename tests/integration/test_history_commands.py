@@ -579,20 +579,23 @@ class LivelyStore(HookedStore):
 
 
 def test_rm_takes_along_what_comes_while_it_is_at_work(store: LocalStore) -> None:
-    """Nothing is left of the run, not even what its processes put before they met the note."""
+    """Nothing is left of the run, not even what its processes put before they met the note, nor what
+    its idle coordinator writes beside it."""
+    store.put(KEYS.lease_probe, b"alive")
     lively = LivelyStore(store)
     remove_objects(lively, RUN, find_remains(store, RUN), who="tester", now=1.0)
     assert lively.is_told
-    assert list(store.list(KEYS.prefix)) == []
+    assert list(store.list("")) == []
 
 
 # ---- on a bucket --------------------------------------------------------------------------------
 
 
 def test_all_of_it_on_s3(
-    past: Past, weed: S3Server, ddl: Ddl, monkeypatch: pytest.MonkeyPatch
+    past: Past, weed: S3Server, ddl: Ddl, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """The same run, copied into a real bucket: listed, verified, forked, measured, deleted."""
+    """The same run, copied into a real bucket: looked at, reported on, exported, verified, forked,
+    measured, deleted."""
     for name, value in weed.environment.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", weed.endpoint_url)
@@ -602,6 +605,24 @@ def test_all_of_it_on_s3(
     for info in local.list(""):
         bucket.put(info.key, local.get(info.key))
     bucket.close()
+    for command, *words in (
+        ("status", "--once"),
+        ("status", "--json"),
+        ("events", "--last", "4"),
+        ("explain", "version", "2"),
+    ):
+        seen = ddl(command, f"{url}/{RUN}", *words)
+        assert seen == ddl(command, f"{local.url}/{RUN}", *words)
+        assert (seen.code, bool(seen.out)) == (0, True)
+    page = json.loads(ddl("report", f"{url}/{RUN}", "--out", str(tmp_path), "--json").out)
+    assert (page["versions"], page["page"]) == (COMMITS, str(tmp_path / "index.html"))
+    assert "refused" in (tmp_path / "index.html").read_text()
+    assert ddl("export", f"{url}/{RUN}", "--format", "hf", "--out", str(tmp_path)).code == 0
+    assert ddl("export", f"{local.url}/{RUN}", "--out", str(tmp_path)).code == 0
+    (plain,) = tmp_path.glob(f"{RUN}-*.safetensors")
+    exported, expected = load_file(tmp_path / "model.safetensors"), load_file(plain)
+    assert exported.keys() == expected.keys()
+    assert all(exported[name].equal(expected[name]) for name in expected)
     assert ddl("verify", f"{url}/{RUN}", "--replay").code == 0
     assert ddl("fork", f"{url}/{RUN}", "--at", "2", "--as", "young").code == 0
     listed = json.loads(ddl("runs", "--store", url, "--json").out)["runs"]
