@@ -82,12 +82,14 @@ class Progress:
         fraction: share of the token or commit budget used, 0 to 1; 0 when the run has none.
         global_version: the version that the model was last moved to.
         local_steps: optimizer steps of this incarnation.
+        share: this learner's part of a global batch: 1 / the learners that are in, itself included.
     """
 
     tokens: int
     fraction: float
     global_version: int
     local_steps: int
+    share: float = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)

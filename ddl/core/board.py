@@ -144,6 +144,7 @@ class Board:
                 arrived=sorted(arrived),
                 awaited=sorted(expected - arrived),
                 late=sorted(late),
+                share=1.0 / len(expected) if expected else 0.0,
             )
         self.touched.clear()
         shown = tuple(r.shown for r in self.in_order() if r.shown is not None)

@@ -175,6 +175,7 @@ class LearnerMachine:
         self.started = False
         self.realigns = 0
         self.paused = False
+        self.share = 1.0
         self._offline_since: float | None = now
         self._order: Order | None = None
         self._fenced_by = 0
@@ -213,6 +214,7 @@ class LearnerMachine:
             self._follow(reply.head)
         # whatever is shown now: a coordinator after a loss of Redis may begin with lower launch numbers
         self.pulls.update({round_.fragment: round_ for round_ in reply.rounds})
+        self.share = next((r.share for r in reply.rounds if r.share), self.share)
         if reply.order is not None and reply.order != self._order:
             self._obey(reply.order)
         self._order = reply.order

@@ -75,7 +75,13 @@ class OpenRound:
         return [instant for instant in known if instant is not None]
 
     def record(
-        self, *, quorum: int, arrived: Sequence[str], awaited: Sequence[str], late: Sequence[str]
+        self,
+        *,
+        quorum: int,
+        arrived: Sequence[str],
+        awaited: Sequence[str],
+        late: Sequence[str],
+        share: float,
     ) -> Round:
         """This round as shown in Redis."""
         return Round(
@@ -92,6 +98,7 @@ class OpenRound:
             late=tuple(late),
             reason=self.reason,
             failed=self.retry_at is not None,
+            share=share,
         )
 
 

@@ -26,9 +26,15 @@ Parts = Iterable[tuple[int, Any]]
 
 @dataclass(frozen=True, kw_only=True)
 class Loading:
-    """How batches are made; see `Units` for the arguments."""
+    """How batches are made; see `Units` for the arguments.
 
-    batch_size: int
+    Attributes:
+        batch_rows: rows of the next batch, asked before each.
+        most_rows: what it gives at most.
+    """
+
+    batch_rows: Callable[[], int]
+    most_rows: int
     collate: Callable[[list[Any]], Any] = default_collate
     num_workers: int = 0
     start_method: str = "forkserver"
@@ -40,8 +46,6 @@ class Loading:
 
         Raises: ConfigError.
         """
-        if self.batch_size < 1:
-            raise ConfigError(f"batch_size must be at least 1, got {self.batch_size}")
         if not self.num_workers:
             return
         if self.start_method == "fork":
@@ -120,15 +124,17 @@ class Rows:
         told = getattr(dataset, "fingerprint", "")
         self.fingerprint = f"{num_rows} rows by {unit_size} {told}"
         batches_ahead = loading.num_workers * loading.prefetch_factor
-        self.units_ahead = -(-batches_ahead * loading.batch_size // unit_size)
+        self.units_ahead = -(-batches_ahead * loading.most_rows // unit_size)
 
     def pieces(self, unit: int, rows: int, *order: Any) -> Iterator[Piece]:
         first = unit * self._unit_size
         size = min(self._unit_size, self._num_rows - first)
         left = (first + shuffled(size, *order)[rows:]).tolist()
-        step = self._loading.batch_size
-        for at in range(0, len(left), step):
-            yield Piece(left[at : at + step], last=at + step >= len(left))
+        at = 0
+        while at < len(left):
+            end = at + self._loading.batch_rows()
+            yield Piece(left[at:end], last=end >= len(left))
+            at = end
 
     def load(self, keys: Iterator[Any]) -> Iterator[Parts]:
         sizes: deque[int] = deque()  # a batch does not tell how many rows it has
@@ -148,14 +154,14 @@ class FileRows:
 
     def __init__(self, files: Files, loading: Loading) -> None:
         loading.check(files.read, loading.collate)
-        self._reader = _FileReader(files, loading.batch_size, loading.collate)
+        self._reader = _FileReader(files, loading.collate)
         self._loading = loading
         self.num_units = len(files)
         self.fingerprint = files.fingerprint
         self.units_ahead = loading.num_workers * loading.prefetch_factor
 
     def pieces(self, unit: int, rows: int, *order: Any) -> Iterator[Piece]:  # noqa: ARG002
-        yield Piece((unit, rows), last=True)
+        yield Piece((unit, rows, self._loading.batch_rows()), last=True)
 
     def load(self, keys: Iterator[Any]) -> Iterator[Parts]:
         if not self._loading.num_workers:
@@ -168,18 +174,18 @@ class FileRows:
 class _FileReader:
     """A map-style dataset whose items are all batches of a file."""
 
-    def __init__(self, files: Files, batch_size: int, collate: Callable[[list[Any]], Any]) -> None:
+    def __init__(self, files: Files, collate: Callable[[list[Any]], Any]) -> None:
         self._files = files
-        self._batch_size = batch_size
         self._collate = collate
 
-    def __getitem__(self, key: tuple[int, int]) -> list[tuple[int, Any]]:
+    def __getitem__(self, key: tuple[int, int, int]) -> list[tuple[int, Any]]:
         return list(self.batches(key))
 
-    def batches(self, key: tuple[int, int]) -> Iterator[tuple[int, Any]]:
-        unit, rows_before = key
+    def batches(self, key: tuple[int, int, int]) -> Iterator[tuple[int, Any]]:
+        """Of the file `key[0]`, without its first `key[1]` rows, `key[2]` in a batch."""
+        unit, rows_before, batch_rows = key
         rows = islice(self._files.read(self._files.paths[unit]), rows_before, None)
-        while part := list(islice(rows, self._batch_size)):
+        while part := list(islice(rows, batch_rows)):
             yield len(part), self._collate(part)
 
 

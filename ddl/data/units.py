@@ -19,6 +19,11 @@ from ddl.errors import ConfigError, TaskError
 from ddl.protocol.units import check_data_name
 
 
+def _all() -> float:
+    """The share of who reads alone."""
+    return 1.0
+
+
 class Units:
     """Batches without end, each row of the data once an epoch over all learners of the run.
 
@@ -34,6 +39,10 @@ class Units:
         data: a map-style dataset, or `Files`. Every learner needs the same one; of a map-style
             dataset its length is compared, and its attribute `fingerprint` where it has one.
         batch_size: rows of a batch; may differ between machines.
+        global_batch: in its place, rows of one batch of every learner together. Each takes its share
+            (`Progress.share`), rounded, and at least one row, so that as learners come and go the run
+            trains on as many rows in a step as before. What workers have read ahead, and a file that
+            is begun, keep the share of when they were asked for.
         seed: of the order; the same for all learners, so `ctx.seed`, never `ctx.data_seed`.
         unit_size: rows of a unit, where `data` is map-style. A few minutes of one learner's work is
             a good size: what dies with a learner is one unit at most, and is read again.
@@ -53,7 +62,8 @@ class Units:
         self,
         data: Any,
         *,
-        batch_size: int,
+        batch_size: int | None = None,
+        global_batch: int | None = None,
         seed: int,
         unit_size: int | None = None,
         name: str = "train",
@@ -64,8 +74,21 @@ class Units:
         prefetch_factor: int = 2,
         pin_memory: bool = False,
     ) -> None:
+        if (batch_size is None) == (global_batch is None):
+            raise ConfigError("give Units either batch_size or global_batch")
+        most = global_batch if batch_size is None else batch_size
+        assert most is not None
+        if most < 1:
+            what = "global_batch" if batch_size is None else "batch_size"
+            raise ConfigError(f"{what} must be at least 1, got {most}")
+        self._share: Callable[[], float] = _all
+
+        def batch_rows() -> int:
+            return most if batch_size is not None else max(1, round(most * self._share()))
+
         loading = Loading(
-            batch_size=batch_size,
+            batch_rows=batch_rows,
+            most_rows=most,
             collate=collate_fn,
             num_workers=num_workers,
             start_method=start_method,
@@ -174,11 +197,15 @@ class Units:
 
     # ---- with a learner -------------------------------------------------------------------------
 
-    def bind(self, *, learner: str, incarnation: int) -> Claims | None:
+    def bind(
+        self, *, learner: str, incarnation: int, share: Callable[[], float] = _all
+    ) -> Claims | None:
         """Read what this learner claims from now on; None for a static shard, which claims nothing.
 
-        Called by the learner, before the first batch and after `load_state_dict`.
+        Called by the learner, before the first batch and after `load_state_dict`. `share`: its part of
+        a global batch now.
         """
+        self._share = share
         if self._shard is not None:
             return None
         # what was taken and not begun is given back: it is as good as new to anyone

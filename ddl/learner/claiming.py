@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Final, Protocol, runtime_checkable
 
 from ddl.data.claims import Claims
@@ -30,8 +31,11 @@ NEVER_S: Final = 1e9
 class Claiming(Protocol):
     """Batches that a learner can claim units for, such as `ddl.data.Units`."""
 
-    def bind(self, *, learner: str, incarnation: int) -> Claims | None:
-        """Read what is claimed through these claims from now on; None: it claims nothing."""
+    def bind(self, *, learner: str, incarnation: int, share: Callable[[], float]) -> Claims | None:
+        """Read what is claimed through these claims from now on; None: it claims nothing.
+
+        `share`: the learner's part of a global batch, now.
+        """
         ...
 
     def places(self) -> dict[int, int]:
@@ -121,7 +125,11 @@ def claim_for(session: Session, shared: Shared, batches: object) -> ClaimThread 
     """Bind batches that can be claimed for, and begin to claim; None for any others."""
     if not isinstance(batches, Claiming):
         return None
-    claims = batches.bind(learner=session.learner, incarnation=session.incarnation)
+    claims = batches.bind(
+        learner=session.learner,
+        incarnation=session.incarnation,
+        share=lambda: shared.machine.share,
+    )
     if claims is None:
         return None
     thread = ClaimThread(session, shared, batches, claims)

@@ -221,6 +221,7 @@ class Learner:
                 fraction=machine.progress_fraction(),
                 global_version=machine.head.global_version if machine.head else 0,
                 local_steps=machine.local_steps,
+                share=machine.share,
             )
 
     @property

@@ -359,7 +359,10 @@ class FragmentState(Record, frozen=True, kw_only=True):
 
 
 class Round(Record, frozen=True, kw_only=True):
-    """An open attempt to make the next version of one fragment. Its opening is the pull."""
+    """An open attempt to make the next version of one fragment. Its opening is the pull.
+
+    `share` is each learner's part of a global batch: 1 / the learners that are in, 0 if there is none.
+    """
 
     fragment: int
     version_before: int
@@ -375,6 +378,7 @@ class Round(Record, frozen=True, kw_only=True):
     reason: str = ""
     failed: bool = False
     """Whether its merge has failed, and is tried again; `reason` says why."""
+    share: float = 0.0
 
 
 class Handin(Record, frozen=True, kw_only=True):

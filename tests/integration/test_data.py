@@ -41,7 +41,7 @@ def build(ctx):
     model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Linear(8, 1))
     if ctx.purpose != "train":
         return ddl.Task(model=model)
-    units = Units(Rows(), unit_size={UNIT_SIZE}, batch_size=8, seed=ctx.seed)
+    units = Units(Rows(), unit_size={UNIT_SIZE}, global_batch=32, seed=ctx.seed)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     book = open(f"rows-{{ctx.learner}}-{{ctx.incarnation}}.jsonl", "w")
     clock = threading.Event()
@@ -99,6 +99,8 @@ def test_rows_are_read_once_an_epoch_whoever_comes_and_goes(fleet: Fleet) -> Non
     fleet.until(lambda: _epochs_finished(fleet) >= 2, "two epochs are in the log", within_s=90)
     assert fleet.ddl("stop", fleet.address).wait(timeout=30) == 0
 
+    sizes = {len(rows) for _, rows in _lines(fleet, "eve", 1)}
+    assert round(32 / 5) in sizes, "five learners share a batch of 32 rows"
     read = _check_readings(fleet, epochs=2, kills=2)
     for name in ("cyd", "dan"):
         last, first = _lines(fleet, name, 1)[-1], _lines(fleet, name, 2)[0]

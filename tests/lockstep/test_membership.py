@@ -51,6 +51,28 @@ def test_dead_learners_cost_their_share_and_no_more(num_fragments: int) -> None:
     checked(run)
 
 
+@ONE_AND_MANY
+def test_shares_of_a_global_batch_follow_who_is_in(num_fragments: int) -> None:
+    """Two learners take a half each; one joins, and one of the three dies: a third, then a half."""
+    run = Run(settings_of(num_fragments, round=quorum_of(1, num_fragments)), infos(num_fragments))
+    run.start_coordinator()
+
+    def shares() -> dict[str, float]:
+        return {name: learner.machine.share for name, learner in run.learners.items()}
+
+    for name in "ab":
+        run.add_learner(name, ConstantGradient(run.layout, lr=0.1))
+    assert shares() == {"a": 1.0, "b": 1.0}, "nobody has told them yet"
+    run.go(commits=3 * num_fragments)
+    assert shares() == {"a": 0.5, "b": 0.5}
+    run.add_learner("c", ConstantGradient(run.layout, lr=0.1))
+    run.go(commits=6 * num_fragments)
+    assert shares() == dict.fromkeys("abc", 1 / 3)
+    run.learners.pop("b").kill()
+    run.time.run(run.record.settings.liveness.gone_s + 20.0)
+    assert shares() == {"a": 0.5, "c": 0.5}
+
+
 def test_the_dead_are_not_counted_into_a_quorum() -> None:
     """With a quorum of two and one learner left alive, rounds wait, and say how many there are."""
     run = Run(settings_of(1, round=quorum_of(2, 1)), infos(1))

@@ -125,6 +125,25 @@ def test_a_position_in_other_data_is_left_alone() -> None:
     assert rows(batches, NUM_ROWS) == rows(units(), NUM_ROWS)
 
 
+# ---- a global batch -------------------------------------------------------------------------------
+
+
+def test_a_global_batch_is_shared(tmp_path: Path) -> None:
+    """The share is asked for before each batch, or each file; who reads alone takes all of it."""
+    global_batch: dict[str, Any] = {"unit_size": 20, "batch_size": None, "global_batch": 7}
+    batches = units(**global_batch)
+    assert len(next(iter(batches))) == 7
+    told = iter((1 / 2, 1 / 3, 1 / 100))
+    batches = units(**global_batch, shard=(0, 2))
+    batches.bind(learner="ada", incarnation=1, share=lambda: next(told))
+    assert [len(batch) for batch in islice(batches, 3)] == [4, 2, 1]
+    batches = Units(_files(tmp_path), global_batch=4, seed=1, shard=(0, 1))
+    batches.bind(learner="ada", incarnation=1, share=lambda: 0.5)
+    assert [len(batch) for batch in islice(batches, 6)] == [
+        len(batch) for batch in islice(Units(_files(tmp_path), batch_size=2, seed=1), 6)
+    ]
+
+
 # ---- claims -------------------------------------------------------------------------------------
 
 
@@ -309,6 +328,9 @@ def test_a_memory_map_does_not_travel(tmp_path: Path) -> None:
         ({"unit_size": None}, "unit_size is missing"),
         ({"unit_size": 0}, "unit_size must be at least 1"),
         ({"batch_size": 0}, "batch_size must be at least 1"),
+        ({"batch_size": None}, "give Units either batch_size or global_batch"),
+        ({"global_batch": 8}, "give Units either batch_size or global_batch"),
+        ({"batch_size": None, "global_batch": 0}, "global_batch must be at least 1"),
         ({"shard": (2, 2)}, "shard 2 of 2 does not exist"),
         ({"name": "a/b"}, "data name 'a/b' is not usable"),
         ({"num_workers": 1, "start_method": "fork"}, 'Use "forkserver" or "spawn"'),
