@@ -169,8 +169,10 @@ def _services(shown: RunSnapshot) -> Iterator[Text]:
         yield Text("no coordinator", "bold red")
     redis, store = shown.services["redis"], shown.services["store"]
     text = Text("Redis ")
-    if redis.latency_s is not None:
-        text.append(f"{1e3 * redis.latency_s:.1f} ms", "" if redis.ok else "red")
+    if not redis.ok:
+        text.append("ails", "red")
+    elif redis.latency_s is not None:
+        text.append(f"{1e3 * redis.latency_s:.1f} ms")
     text.append(", store ")
     text.append("ok" if store.ok else "ails", "green" if store.ok else "red")
     yield text
