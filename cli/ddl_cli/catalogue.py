@@ -119,7 +119,9 @@ def _load(name: str, entry: Entry) -> Any:
     command = typer.main.get_group(parent).commands[name]
     for other in ENTRIES:
         if _name(other) == name:
-            _named(command, other.example.split()[2:]).epilog = f"Example: {other.example}"
+            example = f"Example: {other.example}"
+            _named(command, other.example.split()[2:]).epilog = example
+            command.epilog = command.epilog or example  # a group's is its first command's
     return command
 
 

@@ -29,10 +29,14 @@ COMMANDS = list(walk(typer.main.get_command(app), []))
 
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
 def test_every_command_has_help(words: list[str]) -> None:
-    """With -h as with --help: exit code 0, a sentence on what it does, and its options."""
+    """With -h as with --help: exit code 0, a sentence on what it does, its options and an example; in
+    80 columns, and in letters that every terminal has."""
     for option in ("-h", "--help"):
-        shown = CliRunner().invoke(app, [*words, option])
+        shown = CliRunner().invoke(app, [*words, option], terminal_width=80)
         assert shown.exit_code == 0
+        assert shown.output.isascii()
+        assert max(map(len, shown.output.splitlines())) <= 80
+        assert not words or f"Example: ddl {words[0]}" in shown.output
         assert "Usage" in shown.output
         described = [line for line in shown.output.splitlines() if line.strip().endswith(".")]
         assert described
