@@ -175,7 +175,7 @@ def test_a_lost_version_and_books_that_do_not_balance_are_told() -> None:
 def test_the_document_has_what_scripts_rely_on() -> None:
     """`ddl` with its five figures, and the tape."""
     document = json.loads(canonical(Report(ddl=judge(chaos(), free(), None, tape=TAPE), tape=TAPE)))
-    assert document.keys() == {"ddl", "tape"}
+    assert document.keys() == {"schema", "ddl", "tape"}
     assert document["ddl"].keys() >= {
         *("goodput_ratio", "versions_lost", "seconds_without_any_step", "faults", "ledger"),
     }

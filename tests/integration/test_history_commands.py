@@ -351,7 +351,8 @@ def test_a_report_from_redis_or_from_the_store_alone(past: Past, ddl: Ddl, tmp_p
         out = tmp_path / str(number)
         told = ddl("report", where, "--out", str(out), "--json")
         assert told.code == 0, told
-        assert json.loads(told.out) == {"page": str(out / "index.html"), "versions": COMMITS}
+        page = str(out / "index.html")
+        assert json.loads(told.out) == {"schema": 1, "page": page, "versions": COMMITS}
         page = (out / "index.html").read_text()
         assert "not finite" in page
         assert page.count("<svg") >= 5
@@ -586,6 +587,37 @@ def test_rm_takes_along_what_comes_while_it_is_at_work(store: LocalStore) -> Non
     remove_objects(lively, RUN, find_remains(store, RUN), who="tester", now=1.0)
     assert lively.is_told
     assert list(store.list("")) == []
+
+
+# ---- for scripts --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "status {run} --json",
+        "events {run} --last 1 --json",
+        "explain {run} version 1 --json",
+        "report {run} --out {out} --json",
+        "runs --redis {redis} --json",
+        "config show {run} --json",
+        "export {run} --out {out} --json",
+        "export {run} --out {out} --format hf --json",
+        "evaluate {run} --task {task} --json",
+        "verify {run} --json",
+        "gc {run} --dry-run --json",
+        "doctor {run} --no-torch --json",
+    ],
+)
+def test_each_document_says_how_it_is_to_be_read(
+    command: str, past: Past, ddl: Ddl, tmp_path: Path
+) -> None:
+    """What `--json` prints is one object with a schema, and nothing else stands on stdout."""
+    words = {"run": past.address, "redis": past.redis_url, "out": str(tmp_path)}
+    words["task"] = str(past.folder / "task.py")
+    told = ddl(*[word.format(**words) for word in command.split()])
+    assert told.code == 0, told
+    assert json.loads(told.out)["schema"] == 1
 
 
 # ---- on a bucket --------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from statistics import median
 import msgspec
 
 from ddl.protocol.records import LedgerTotals, Record
+from ddl.protocol.wire import SCHEMA
 from ddl.simulate.tape import Tape
 from ddl_cli.chaos import baseline
 from ddl_cli.chaos.baseline import DdpReport
@@ -96,6 +97,7 @@ class DdlReport(Record, frozen=True, kw_only=True):
 class Report(Record, frozen=True, kw_only=True):
     """The document of `ddl chaos --json`; `ddp` is there with `--against ddp`."""
 
+    schema: int = SCHEMA
     ddl: DdlReport
     ddp: DdpReport | msgspec.UnsetType = msgspec.UNSET
     tape: Tape

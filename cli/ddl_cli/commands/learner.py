@@ -148,7 +148,7 @@ def kick(
     reason: ReasonOption = "",
     timeout: TimeoutOption = 60.0,
 ) -> None:
-    """Send a learner away: nothing of it is merged any more, until `ddl learner allow`."""
+    """Send a learner away, and merge nothing of it until it is allowed again."""
     _send(run, "kick", learner, redis=redis, reason=reason, timeout_s=timeout)
     typer.echo(f"{learner} is kicked; `ddl learner allow {run} {learner}` lets it in again")
 

@@ -27,7 +27,7 @@ def report(
     redis: RedisOption = None,
     store: StoreOption = None,
     as_json: Annotated[
-        bool, typer.Option("--json", help='Print one JSON object: {"page", "versions"}.')
+        bool, typer.Option("--json", help="One JSON object: schema, page, versions.")
     ] = False,
 ) -> None:
     """Write a run as one HTML page with plots, from its log; readable offline.
@@ -39,7 +39,7 @@ def report(
     place = resolve(run, redis=redis, store=store)
     facts = _facts(place)
     from ddl.coordinator.history import History
-    from ddl.protocol.wire import canonical
+    from ddl.protocol.wire import SCHEMA, canonical
     from ddl_cli.records import read_log
     from ddl_cli.report.page import render
     from ddl_cli.report.plots import draw_all
@@ -60,7 +60,8 @@ def report(
     except OSError as error:
         raise ConfigError(f"--out {out}: {file} cannot be written: {error.strerror}") from error
     if as_json:
-        typer.echo(canonical({"page": str(file), "versions": len(story.steps)}))
+        told = {"schema": SCHEMA, "page": str(file), "versions": len(story.steps)}
+        typer.echo(canonical(told))
     else:
         typer.echo(f"{file}: {len(story.steps)} versions of {place.run}")
 
