@@ -3,11 +3,13 @@
     tensorboard:DIR    event files below DIR, for TensorBoard; needs the extra `tensorboard`
     wandb:PROJECT      a run of Weights & Biases; needs the extra `wandb`
 
-Curves stand over merged tokens (a coordinator's) or tokens trained on (a learner's).
+Curves stand over merged tokens (a coordinator's) or tokens trained on (a learner's). wandb's points are
+written by a service of its own, which says of a disk that fills up only in its `debug-internal.log`.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import time
@@ -47,7 +49,7 @@ def writing(
     more at its end.
 
     Nothing that goes wrong after the start ends the block: a look at which `collect` raises a DdlError
-    is left out, and a full disk ends the curves, which is told.
+    is left out; whatever the writer raises, as of a full disk, ends the curves, which is told.
     Args:
         where: "tensorboard:DIR" or "wandb:PROJECT".
         over: the family that counts tokens.
@@ -71,9 +73,10 @@ def writing(
                 if is_last:
                     writer.close()
                     return
-        except OSError as error:
-            journal.tell("log.failed", f"--log {where} ends here: {error.strerror or error}")
-            with suppress(OSError):
+        except Exception as error:  # noqa: BLE001 - others' code: it may raise anything
+            cause = (error.strerror if isinstance(error, OSError) else "") or error
+            journal.tell("log.failed", f"--log {where} ends here: {cause}")
+            with suppress(Exception):
                 writer.close()
 
     thread = threading.Thread(target=loop, name="ddl-log")
@@ -142,6 +145,8 @@ class _Wandb:
     def __init__(self, project: str, label: Mapping[str, str]) -> None:
         import wandb
 
+        # its own log is likely to lie on the same disk: a traceback for each line would help nobody
+        logging.raiseExceptions = False
         quiet = wandb.Settings(silent=True, console="off", disable_git=True, save_code=False)
         try:
             self._run = wandb.init(

@@ -116,13 +116,25 @@ def test_wandb_gets_the_same_offline(tmp_path: Path, monkeypatch: pytest.MonkeyP
         assert text in written
 
 
-def test_a_full_disk_ends_the_curves_and_nothing_else(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+class ServiceGoneError(Exception):
+    """As wandb raises one that is no error of any other kind."""
+
+
+@pytest.mark.parametrize(
+    ("error", "cause"),
+    [
+        (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), "No space left on device"),
+        (ServiceGoneError("its service has ended"), "its service has ended"),
+    ],
+    ids=["full", "gone"],
+)
+def test_a_writer_that_fails_ends_the_curves_and_nothing_else(
+    error: Exception, cause: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is told, once; the block, and so the training in it, goes on and ends as if nothing were."""
 
     def no_room(_self: object, _data: bytes) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        raise error
 
     told = io.StringIO()
     source = Source()
@@ -137,7 +149,7 @@ def test_a_full_disk_ends_the_curves_and_nothing_else(
         assert source.looked.wait(30)
         monkeypatch.setattr(RecordWriter, "write", no_room)
     assert told.getvalue().count("log.failed") == 1
-    assert "ends here: No space left on device" in told.getvalue()
+    assert f"ends here: {cause}" in told.getvalue()
 
 
 @pytest.mark.parametrize("where", ["tensorboard", "tensorboard:", "sheets:x", ""])
