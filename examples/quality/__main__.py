@@ -3,6 +3,7 @@
     just quality [--learners 4] [--steps 2000] [--seeds 3] [--json]     the table
     just quality outer --steps 600 [...]                                outer steps, lr by momentum
     just quality lateness | codecs | modes                              what costs how much
+    just quality real --learners 3 --steps 600                          processes, beside learners alone
     just quality vision --steps 600                                     digits, by a net with BatchNorm
 
 Results lie in `build/quality`, a file a cell: a table that was stopped goes on where it was.
@@ -99,6 +100,16 @@ def modes(learners: int, steps: int, seed: int) -> dict[str, Cell]:
     return cells
 
 
+def real(learners: int, steps: int, seed: int) -> dict[str, Cell]:
+    """A run of real processes, what virtual time says of it, and the best learner without it."""
+    base = Cell(method="alone", learners=learners, steps=steps, seed=seed)
+    return {
+        "alone, the best of them": base,
+        "ddl, processes": change(base, method="processes"),
+        "ddl": change(base, method="decoupled"),
+    }
+
+
 def vision(learners: int, steps: int, seed: int) -> dict[str, Cell]:
     """The same methods on images, where what BatchNorm has seen is merged, too."""
     base = Cell(method="data-parallel", learners=learners, steps=steps, seed=seed)
@@ -120,6 +131,7 @@ TABLES = {
     "lateness": lateness,
     "codecs": codecs,
     "modes": modes,
+    "real": real,
     "vision": vision,
 }
 

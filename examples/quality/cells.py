@@ -13,7 +13,7 @@ from typing import Literal
 import msgspec
 import torch
 
-Method = Literal["data-parallel", "synchronous", "decoupled", "alone"]
+Method = Literal["data-parallel", "synchronous", "decoupled", "processes", "alone"]
 Scalar = bool | int | float | str
 
 RECIPE = 2

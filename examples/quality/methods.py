@@ -1,20 +1,21 @@
-"""The four ways to spend the same batches: data-parallel, synchronous DiLoCo, `ddl`, and alone."""
+"""The ways to spend the same batches: data-parallel, synchronous DiLoCo, `ddl`, and each for itself."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 import torch
 from torch import Tensor, nn
 
 from ddl import config
-from ddl.config import HealthSettings, RunSettings, Settings, StopSettings
+from ddl.config import Settings
 from ddl.core import events as e
 from ddl.merge.inspect import describe_model
 from examples.quality import text
-from examples.quality.cells import Cell, Outcome
+from examples.quality.cells import Cell, Outcome, Scalar
+from examples.quality.real import run_processes
 from examples.quality.workload import Workload
 from tests.lockstep.coordinator import Coordinator
 from tests.lockstep.learner import Learner
@@ -31,23 +32,30 @@ def train(cell: Cell, work: Workload = text) -> Outcome:
         case "synchronous":
             return synchronous(cell, work)
         case "alone":
-            return data_parallel(msgspec.structs.replace(cell, learners=1), work, asked=cell)
+            each = (_plain(cell, work, [m]) for m in range(cell.learners))
+            return min(each, key=lambda outcome: outcome.heldout_loss)
         case "decoupled":
             return decoupled(cell, work)
+        case "processes":
+            return run_processes(cell, changes_of(cell, work))
 
 
-def data_parallel(cell: Cell, work: Workload, asked: Cell | None = None) -> Outcome:
+def data_parallel(cell: Cell, work: Workload) -> Outcome:
     """One model, steps on the batches of all learners together."""
+    return _plain(cell, work, range(cell.learners))
+
+
+def _plain(cell: Cell, work: Workload, learners: Sequence[int]) -> Outcome:
+    """One model, on the batches of these learners."""
     model = work.make_model(cell.seed)
     optimizer = work.make_optimizer(model)
-    streams = [work.batches(cell.seed, m) for m in range(cell.learners)]
+    streams = [work.batches(cell.seed, m) for m in learners]
     for step in range(cell.steps):
         batch = torch.cat([next(stream) for stream in streams])
         work.train_step(model, optimizer, batch, local_steps=step, fraction=step / cell.steps)
-    tokens = cell.learners * cell.steps * work.tokens_per_step()
     return Outcome(
-        cell=asked or cell,
-        tokens=tokens,
+        cell=cell,
+        tokens=len(learners) * cell.steps * work.tokens_per_step(),
         heldout_loss=work.heldout_loss(model),
         accuracy=work.accuracy(model),
     )
@@ -124,15 +132,20 @@ class WorkTask:
         return self._work.tokens_per_step()
 
 
+def changes_of(cell: Cell, work: Workload) -> dict[str, Scalar]:
+    """Dotted settings: four fragments, the cell's seed and budget, and what the cell changes."""
+    return {
+        "run.seed": cell.seed,
+        "health.rollback": "off",
+        "stop.tokens": cell.learners * cell.steps * work.tokens_per_step(),
+        "fragments.num": FRAGMENTS,
+        **cell.settings,
+    }
+
+
 def settings_of(cell: Cell, work: Workload) -> Settings:
-    """The defaults, four fragments, the cell's budget, and what the cell changes."""
-    given = msgspec.structs.replace(
-        Settings(),
-        run=RunSettings(name="quality", seed=cell.seed),
-        health=HealthSettings(rollback="off"),
-        stop=StopSettings(tokens=cell.learners * cell.steps * work.tokens_per_step()),
-    )
-    return config.replace(given, {"fragments.num": FRAGMENTS, **cell.settings})
+    """The defaults with these changes."""
+    return config.replace(Settings(), changes_of(cell, work))
 
 
 def decoupled(cell: Cell, work: Workload) -> Outcome:
