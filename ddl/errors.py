@@ -141,3 +141,7 @@ class RegistryUnavailableError(RegistryError):
     """Redis cannot be reached, is loading, or is a read-only replica."""
 
     retryable = True
+
+
+class RegistryForeignError(RegistryUnavailableError):
+    """A key of ddl's in Redis holds what ddl did not write. The coordinator writes its own anew."""

@@ -20,13 +20,19 @@ from ddl.coordinator.service import STORE, Message, Outcome, Service
 from ddl.coordinator.standby import stand_by
 from ddl.core.log import LogState
 from ddl.core.machine import Machine
-from ddl.errors import ConfigError, LeaseLostError, StoreError
+from ddl.errors import (
+    ConfigError,
+    LeaseLostError,
+    ProtocolError,
+    RegistryForeignError,
+    StoreError,
+)
 from ddl.journal import Journal, Troubles
 from ddl.merge.choice import prepare
 from ddl.names import counted
 from ddl.protocol.address import join_address, safe_url
 from ddl.protocol.keys import ObjectKeys
-from ddl.protocol.records import Lease, RunRecord
+from ddl.protocol.records import Lease, RunEntry, RunRecord
 from ddl.registry.base import CoordinatorRegistry
 from ddl.registry.coordinator import RedisCoordinator
 from ddl.store.base import Store
@@ -176,7 +182,7 @@ class Coordinator:
                 clock=self._clock,
                 server_clock=self._server_clock,
                 changes={} if is_over else resume.live_changes(log, self._options.loaded),
-                find=self._registry.read_entry() is None,
+                find=self._entry() is None,
             )
             on_ready(service)
             return service.run()
@@ -189,10 +195,9 @@ class Coordinator:
         """
         task_digest(self._options.task_file)  # it can be read
         self._server_clock.observe(self._registry.now())
-        entry = self._registry.read_entry()
         with self._first_contact():
             self._catch_up()
-        resume.check_entry(entry, self._run, self._store.url)
+        resume.check_entry(self._entry(), self._run, self._store.url)
         if self._run is not None and self._options.init is not None:
             raise ConfigError(
                 f"run {self._run.name!r} exists: --init is for creating one",
@@ -210,6 +215,21 @@ class Coordinator:
             )
         prepare(layout.sizes)  # while there is nothing to merge yet
         return drafted
+
+    def _entry(self) -> RunEntry | None:
+        """The run as Redis knows it. What cannot be read is no obstacle to a run that the store has:
+        the service writes it anew from the log. Without one it may be another run's.
+
+        Raises: ProtocolError, RegistryForeignError.
+        """
+        try:
+            return self._registry.read_entry()
+        except (ProtocolError, RegistryForeignError) as error:
+            if self._run is None:
+                raise
+            text = f"{error}; it is written anew from the log"
+            self._journal.on_change("entry", "redis.unreadable", text)
+            return None
 
     def _draft(self) -> genesis.Draft:
         return genesis.draft(

@@ -13,7 +13,12 @@ from typing import Final, NamedTuple
 
 from redis import exceptions as redis_errors
 
-from ddl.errors import RegistryError, RegistryFullError, RegistryUnavailableError
+from ddl.errors import (
+    RegistryError,
+    RegistryForeignError,
+    RegistryFullError,
+    RegistryUnavailableError,
+)
 
 CAUGHT: Final = (
     redis_errors.RedisError,
@@ -88,7 +93,7 @@ _RIGHTS = _Fault(
     "The user needs all commands on the keys ddl:*, scripts included",
 )
 _FOREIGN = _Fault(
-    RegistryUnavailableError,
+    RegistryForeignError,
     "Redis at {where} holds something else in a key of ddl's: {detail}",
     "Find out who wrote it, then remove all keys of the run, ddl:{RUN}:*, or take a database of "
     "its own: the coordinator writes them anew from the log",

@@ -18,6 +18,7 @@ from ddl.errors import (
     DdlError,
     IntegrityError,
     LeaseLostError,
+    ProtocolError,
     RefusedError,
     StoreError,
     StoreUnavailableError,
@@ -291,6 +292,42 @@ def test_rubbish_in_redis_is_told_once_and_overwritten_from_the_log(
         learner.contribute(5)
         assert coordinator.wait() == "finished"
     assert log.getvalue().count("lease.restored") == 1
+
+
+def test_a_start_overwrites_an_entry_that_cannot_be_read(
+    toml: Path, join: Join, redis_url: str
+) -> None:
+    """Cut short, or something else in its place: the run is in the store, so its coordinator says so
+    once, takes it up and writes an entry that is whole."""
+    keys = RegistryKeys(RUN)
+    with running(options(toml)):
+        learner = join()
+        learner.contribute(1)
+    with admin(redis_url) as client:
+        client.hset(keys.run, "entry", (client.hget(keys.run, "entry") or b"")[:100])
+        with running(options(toml)) as coordinator:
+            assert coordinator.log.getvalue().count("redis.unreadable") == 1
+            assert f"Redis key {keys.run} cannot be read" in coordinator.log.getvalue()
+            learner.contribute(2)
+        with closing(RedisReader(redis_url, RUN)) as reader:
+            assert reader.read_entry() is not None
+        client.delete(keys.run)
+        client.set(keys.run, "rubbish")
+        with running(options(toml)) as coordinator:
+            assert coordinator.log.getvalue().count("redis.unreadable") == 1
+            assert "holds something else in a key of ddl's" in coordinator.log.getvalue()
+            learner.contribute(3)
+            assert coordinator.wait() == "finished"
+
+
+def test_a_run_is_not_created_over_an_entry_that_cannot_be_read(toml: Path, redis_url: str) -> None:
+    """It may be that of another run, which lies in another store."""
+    keys = RegistryKeys(RUN)
+    with admin(redis_url) as client:
+        client.hset(keys.run, "entry", "rubbish")
+        with pytest.raises(ProtocolError, match=f"Redis key {keys.run} cannot be read"):
+            Running(options(toml)).wait()
+        assert client.hget(keys.run, "entry") == b"rubbish"
 
 
 def test_redis_that_failed_over_to_a_copy_that_lagged_is_written_anew(

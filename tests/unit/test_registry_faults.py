@@ -7,7 +7,12 @@ import inspect
 import pytest
 from redis import exceptions as redis_errors
 
-from ddl.errors import RegistryError, RegistryFullError, RegistryUnavailableError
+from ddl.errors import (
+    RegistryError,
+    RegistryForeignError,
+    RegistryFullError,
+    RegistryUnavailableError,
+)
 from ddl.registry.faults import CAUGHT, FAULTS, translate
 
 WHERE = "redis://box:6379/0"
@@ -62,7 +67,7 @@ def test_no_exception_of_the_client_is_unmapped(kind: type[BaseException]) -> No
         ("OOM command not allowed", RegistryFullError, "Redis is out of memory"),
         ("NOPERM this user has no permissions", RegistryError, "does not let this user"),
         ("ERR unknown command 'EVAL'", RegistryError, "refused a command"),
-        ("WRONGTYPE Operation against a key", RegistryUnavailableError, "holds something else"),
+        ("WRONGTYPE Operation against a key", RegistryForeignError, "holds something else"),
         ("", RegistryError, "refused a command"),
     ],
 )
@@ -88,7 +93,8 @@ def test_the_code_of_an_answer_tells_what_is_wrong(
 def test_what_a_script_cannot_read_is_not_the_fault_of_the_server(text: str) -> None:
     """It may be removed at any time: learners train on, and people are told what to do."""
     error = translate(redis_errors.ResponseError(text), WHERE)
-    assert type(error) is RegistryUnavailableError
+    assert type(error) is RegistryForeignError
+    assert error.retryable
     assert "holds something else" in str(error)
     assert "ddl:{RUN}:*" in error.hint
 
