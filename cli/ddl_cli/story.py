@@ -131,13 +131,13 @@ def _life(life: int, told: Sequence[tuple[LogRecord, Receipt]], run: RunRecord) 
     fates = Counter(receipt.fate for _, receipt in told)
     steps = sum(shares[r.fragment] * r.steps for _, r in told)
     tokens = sum(shares[r.fragment] * r.tokens for _, r in told)
-    last = told[-1][0].written_at
+    first, last = told[0][0].written_at, told[-1][0].written_at
     listed = ", ".join(f"{count} {fate}" for fate, count in fates.items())
+    within = f" within {short_time(last - first)}" if last > first else ""
     yield Line(
-        at=told[0][0].written_at,
-        text=f"the first receipt of its life {life}; in all {listed} until "
-        f"{short_time(last - told[0][0].written_at)} later: {steps:,.0f} steps, "
-        f"{short_number(tokens)} tokens",
+        at=first,
+        text=f"life {life}, from its first receipt on: {listed}{within}; "
+        f"{steps:,.{0 if steps >= 10 else 1}f} steps, {short_number(tokens)} tokens",
     )
 
 

@@ -198,8 +198,7 @@ def test_the_story_of_a_learner(log: Log) -> None:
     gone = fact(70, "learner.gone", "bert is gone (was suspect)", learner="bert")
     lines = texts(of_learner("bert", told(log, facts=(gone,), shown=snapshot(view()))))
     assert lines[0] == (
-        "the first receipt of its life 1; in all 1 merged, 1 refused until 10 s later: "
-        "10 steps, 10k tokens"
+        "life 1, from its first receipt on: 1 merged, 1 refused within 10 s; 10 steps, 10k tokens"
     )
     assert "bert/1/f1/1 was refused: 3 values are not finite" in lines
     assert "bert was kicked: its fan is dead (by ann)" in lines
