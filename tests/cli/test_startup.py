@@ -68,6 +68,25 @@ def test_examples_can_be_typed(entry: Entry) -> None:
     assert node.epilog == f"Example: {entry.example}"
 
 
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        ("ddl sta", ["status"]),
+        ("ddl learner d", ["drain"]),
+        ("ddl events --s", ["--since", "--store"]),
+    ],
+)
+def test_a_shell_completes_what_is_typed(typed: str, offered: list[str]) -> None:
+    """Commands, those of a group, and options, though each is imported only when it is asked for."""
+    asked = {
+        "_DDL_COMPLETE": "complete_bash",
+        "COMP_WORDS": typed,
+        "COMP_CWORD": str(len(typed.split()) - 1),
+    }
+    told = CliRunner().invoke(app, [], prog_name="ddl", env=asked)
+    assert (told.exit_code, told.stdout.split()) == (0, offered)
+
+
 def modules_after(*arguments: str) -> set[str]:
     """All modules that `ddl ARGUMENTS` imports, whatever it ends with."""
     program = (

@@ -139,7 +139,11 @@ def _marks(story: Story) -> str:
     older = len(story.marks) - len(shown)
     note = f'<p class="quiet">{older} older ones are left out.</p>' if older else ""
     rows = [(short_time(mark.at_s), MEANINGS[mark.kind], mark.text) for mark in shown]
-    return "<h2>What happened</h2>" + note + table(("at", "what", ""), rows, numbers=())
+    return (
+        "<h2>What happened</h2>"
+        + note
+        + table(("at", "what", "of whom, and why"), rows, numbers=())
+    )
 
 
 def _settings(story: Story) -> str:
