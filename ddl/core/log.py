@@ -102,6 +102,7 @@ class LogState(msgspec.Struct, kw_only=True):
         barred: learners that were kicked, with the reason.
         answered: ids of the last requests that a record answered, oldest first.
         units: by data set, the units of data that are finished.
+        committed_at, version_at: when the newest record was written, and that of the newest version.
         why, state_at: why the run is in its state and who brought it there, and since when.
         ordered: settings that a person has changed during the run, with the value before: who starts
             a coordinator with that value still in a file does not mean to undo the order.
@@ -133,6 +134,7 @@ class LogState(msgspec.Struct, kw_only=True):
     answered: list[str] = []
     units: dict[str, UnitsDone] = {}
     committed_at: float = 0.0
+    version_at: float = 0.0
     ordered: dict[str, Scalar] = {}
 
     @classmethod
@@ -154,6 +156,7 @@ class LogState(msgspec.Struct, kw_only=True):
             ],
             ledger=[LedgerRow() for _ in run.fragments],
             committed_at=run.created_at,
+            version_at=run.created_at,
             state_at=run.created_at,
         )
 
@@ -210,7 +213,7 @@ class LogState(msgspec.Struct, kw_only=True):
             state_at=self.state_at,
             ledger=tuple(self.ledger),
             health=self.health,
-            committed_at=self.committed_at,
+            committed_at=self.version_at,
             shares=self.learner_shares(),
             units=self.units,
         )
@@ -299,6 +302,8 @@ class LogState(msgspec.Struct, kw_only=True):
             self.state, self.state_at = record.state, record.written_at
             self.why = because(record)
         self.seq = record.seq
+        if record.global_version > self.global_version:
+            self.version_at = record.written_at
         self.global_version = record.global_version
         self.promises.note(self.settings.keep, self.global_version)
         self.line = record.line

@@ -12,7 +12,7 @@ from typing import Final
 
 from ddl.core.membership import PRESENT
 from ddl.names import counted
-from ddl.protocol.records import Fact, LearnerView, RunSnapshot, Trouble
+from ddl.protocol.records import Fact, LearnerView, RunSnapshot, RunView, Trouble
 
 FEW_RATIO: Final = 0.5
 """Merges of fewer than this share of the live learners are few."""
@@ -131,14 +131,14 @@ def _rounds(shown: RunSnapshot) -> Iterator[Trouble]:
     are_cut = len(able) + len(cut) >= run.quorum  # then the store is what ails
     if len(able) < run.quorum and not are_cut and (below or not shown.rounds):
         apart = _apart(shown.learners, able)
-        fewer = f", or `ddl set {run.name} round.quorum={len(able)}`" if able else ""
         yield Trouble(
             name="rounds.below_quorum",
             alarm=True,
             what=f"no round can {'close' if below else 'open'}: each needs "
             f"{counted(run.quorum, 'contribution')}, and "
             f"{counted(len(able), 'learner')} can hand in{apart}",
-            cure=f"start {'more learners' if able else 'learners: `ddl learner join`'}{fewer}",
+            cure=f"start {'more learners' if able else 'learners: `ddl learner join`'}"
+            + _or_fewer(run.name, len(able)),
             since_at=min((round_.opened_at for round_ in below), default=run.committed_at),
         )
     failing = {round_.reason: round_ for round_ in shown.rounds if round_.failed}
@@ -157,6 +157,11 @@ def _able(learners: Iterable[LearnerView]) -> tuple[list[LearnerView], list[Lear
     training = [one for one in learners if one.state == "training"]
     able = [one for one in training if not one.store_down_s]
     return able, [one for one in training if one.store_down_s]
+
+
+def _or_fewer(run: str, num: int) -> str:
+    """The other cure for a quorum that is not reached."""
+    return f", or `ddl set {run} round.quorum={num}`" if num else ""
 
 
 def _apart(learners: Iterable[LearnerView], able: Sequence[LearnerView]) -> str:
@@ -197,10 +202,44 @@ def _store(shown: RunSnapshot) -> Iterator[Trouble]:
 
 def _learners(shown: RunSnapshot) -> Iterator[Trouble]:
     is_over = shown.run.state == "stopped"
+    able, _ = _able(shown.learners)
+    refused = _refused_since(shown.events, shown.run.committed_at)
+    good = [one for one in able if _fate(one) != "refused" or one.id not in refused]
+    is_short = len(good) < shown.run.quorum <= len(able)
     for one in shown.learners:
         if is_over and one.state in ("gone", "stalled"):  # nobody waits for it, and nothing is lost
             continue
-        yield from _learner(one, shown.run.name)
+        if is_short and one in able and one not in good:
+            yield _refused_and_needed(one, shown.run, num_good=len(good))
+        else:
+            yield from _learner(one, shown.run.name)
+
+
+def _refused_since(facts: Iterable[Fact], at: float) -> set[str]:
+    """Learners of whom something was refused after an instant."""
+    return {
+        str(fact.fields.get("learner"))
+        for fact in facts
+        if fact.name == "contribution.refused" and fact.at > at
+    }
+
+
+def _fate(one: LearnerView) -> str:
+    return one.last.fate if one.last is not None else ""
+
+
+def _refused_and_needed(one: LearnerView, run: RunView, *, num_good: int) -> Trouble:
+    """Without it there is no quorum: the run stands still for as long as its work is refused."""
+    assert one.last is not None
+    return Trouble(
+        name="handin.refused",
+        alarm=True,
+        what=f"the last hand-in of {one.id} was refused, and no round has closed since, which needs "
+        f"{run.quorum}: {one.last.reason}",
+        cure=_FATE_CURES["refused"] + _or_fewer(run.name, num_good),
+        since_at=run.committed_at,
+        learners=(one.id,),
+    )
 
 
 def _learner(one: LearnerView, run: str) -> Iterator[Trouble]:

@@ -342,6 +342,7 @@ class Head(Record, frozen=True, kw_only=True):
     ledger: tuple[LedgerRow, ...] = ()
     health: Health = Health()
     committed_at: float = 0.0
+    """When the newest version was committed, or the run created: other records do not count."""
     shares: dict[str, float] = {}
     """Each learner's share of the tokens merged lately; they sum to 1."""
     units: dict[str, UnitsDone] = {}
@@ -551,7 +552,8 @@ class RunView(Record, frozen=True, kw_only=True):
 
     `why` and `state_at` belong to `state`. `versions[p]` is the newest version of fragment p, empty
     where nobody tells. `eta_s` is None unless a coordinator works. `goodput_ratio` is the share of
-    the learners' time that went into steps whose work was not thrown away.
+    the learners' time that went into steps whose work was not thrown away. `committed_at` is that of
+    the newest version, before the first `created_at`.
     """
 
     name: str

@@ -102,11 +102,27 @@ def test_a_store_that_ailed_a_learner_that_left_is_no_trouble() -> None:
 
 
 def test_one_learner_is_refused() -> None:
-    """Its last hand-in with the reason; then that it was put aside, for as long as that is so."""
+    """Its last hand-in with the reason, and that the run stands still where it is needed; then that it
+    was put aside, for as long as that is so."""
     refused = receipt("bert", 1, 4, fate="refused", reason="3 of 250 values are not finite")
-    trouble = troubles(receipts={"bert/1/1": refused})["handin.refused"]
+    names = ("anna", "bert", "cleo")
+    enough = {
+        "learners": {name: learner(name) for name in names},
+        "beats": dict.fromkeys(names, NOW - 0.2),
+    }
+    trouble = troubles(receipts={"bert/1/1": refused}, **enough)["handin.refused"]
     assert trouble.what == "the last hand-in of bert was refused: 3 of 250 values are not finite"
-    assert trouble.learners == ("bert",)
+    assert (trouble.alarm, trouble.learners) == (False, ("bert",))
+    told = [fact(age, "contribution.refused", "no", learner="bert") for age in (3, 1)]
+    early = troubles(receipts={"bert/1/1": refused}, facts=told[:1])["handin.refused"]
+    assert not early.alarm, "a version was made 2 s ago, after it"
+    trouble = troubles(receipts={"bert/1/1": refused}, facts=told)["handin.refused"]
+    assert trouble.what == (
+        "the last hand-in of bert was refused, and no round has closed since, which needs 2: "
+        "3 of 250 values are not finite"
+    )
+    assert trouble.cure.endswith("its precision, or `ddl set demo round.quorum=1`")
+    assert (trouble.alarm, trouble.learners) == (True, ("bert",))
     order = Order(kind="realign", incarnation=1, reason="3 of 250 values are not finite")
     found = troubles(receipts={"bert/1/1": refused}, orders={"bert": order})
     assert "handin.refused" not in found
