@@ -10,6 +10,7 @@ from typing import Final, Literal, NamedTuple
 
 from ddl.config import GateSettings, RoundSettings, Settings
 from ddl.core.log import FragmentHead, LogState
+from ddl.names import counted
 from ddl.protocol.keys import ObjectKeys
 from ddl.protocol.records import Amount, Fate, Handin, HandinId, held_digest
 
@@ -153,7 +154,7 @@ def norm_outliers(
         likely = max(by_step[id_] * steps, by_root[id_] * math.sqrt(steps))
         if likely > 0 and norm > gate.norm_factor * likely:
             outliers[id_] = (
-                f"norm {norm:.3g} of {steps} steps is more than {gate.norm_factor:g} times what its "
+                f"norm {norm:.3g} of {counted(steps, 'step')} is more than {gate.norm_factor:g} times what its "
                 f"peers and the fragment's history make likely ({likely:.3g})"
             )
     return outliers

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddl_cli.units import short_names, short_number, short_time
+from ddl_cli.view.text import short_loss
 
 
 @pytest.mark.parametrize(
@@ -74,3 +75,11 @@ def test_short_names_fit_and_differ(names: list[str], width: int) -> None:
     short = short_names(names, width)
     assert all(len(name) <= width for name in short)
     assert len(set(short)) == len(names)
+
+
+@pytest.mark.parametrize(
+    ("loss", "shown"), [(None, "-"), (2.61, "2.610"), (9999.9, "9999.900"), (2.63e28, "2.6e+28")]
+)
+def test_a_loss_that_has_exploded_stays_short(loss: float | None, shown: str) -> None:
+    """So that the table of learners keeps its columns."""
+    assert short_loss(loss) == shown

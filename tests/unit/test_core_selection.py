@@ -18,6 +18,7 @@ from ddl.core.selection import (
     staleness,
     weight,
 )
+from ddl.names import counted
 from ddl.protocol.records import Amount, HandinId, ObjectRef
 from tests.core_records import KEYS, apply, genesis, handin, receipt, step_record
 
@@ -193,7 +194,7 @@ def test_a_movement_is_judged_by_its_number_of_steps(
     assert len(outliers) == refused
     if refused:
         assert outliers[judged].startswith(
-            f"norm {norm:.3g} of {steps} steps is more than 10 times"
+            f"norm {norm:.3g} of {counted(steps, 'step')} is more than 10 times"
         )
 
 

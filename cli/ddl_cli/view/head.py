@@ -13,7 +13,7 @@ from ddl.core.snapshot import tokens_per_s
 from ddl.protocol.records import RunSnapshot, Trouble
 from ddl_cli.units import short_number, short_time, times
 from ddl_cli.view.curve import chart, curve
-from ddl_cli.view.text import Canvas, cropped, flow, optional, sentence
+from ddl_cli.view.text import Canvas, cropped, flow, sentence, short_loss
 from ddl_cli.view.trail import Rates
 
 CURVE_WIDTH: Final = 24
@@ -73,7 +73,7 @@ def summary(shown: RunSnapshot) -> str:
     if done is not None:
         parts[0] += f" ({done:.0%})"
     if shown.loss is not None:
-        parts.append(f"loss {shown.loss:.3f}")
+        parts.append(f"loss {short_loss(shown.loss)}")
     parts.append(f"{len(training)} of {len(shown.learners)} learners training")
     rate = token_rate(shown)
     if rate:
@@ -120,7 +120,7 @@ def _standing(shown: RunSnapshot) -> Text:
 
 
 def _loss(shown: RunSnapshot, canvas: Canvas) -> Text:
-    text = Text(f"loss {optional(shown.loss, '.3f')}", "bold")
+    text = Text(f"loss {short_loss(shown.loss)}", "bold")
     if len(shown.losses) > 1:
         values = [loss for _, loss in shown.losses]
         first = shown.losses[0][0]

@@ -12,7 +12,16 @@ from ddl.core.snapshot import tokens_per_s
 from ddl.protocol.records import LearnerView, RunSnapshot
 from ddl_cli.units import short_number, short_time
 from ddl_cli.view.curve import bar
-from ddl_cli.view.text import UNKNOWN, Canvas, Column, Table, cropped, optional, sentence
+from ddl_cli.view.text import (
+    UNKNOWN,
+    Canvas,
+    Column,
+    Table,
+    cropped,
+    optional,
+    sentence,
+    short_loss,
+)
 
 _STATE_STYLES: Final = {"training": "green", "joining": "cyan", "gone": "red", "left": "dim"}
 _FATE_STYLES: Final = {"merged": "", "refused": "red", "expired": "yellow", "lost": "yellow"}
@@ -86,7 +95,7 @@ TABLE: Final = Table(
         Column("steps/s", 12, _steps_per_s, order=lambda o: 1 / o.step_s if o.step_s else 0.0),
         Column("tok/s", 1, _rate, order=lambda o: tokens_per_s(o) or 0.0),
         Column("tokens", 11, lambda o, _: short_number(o.tokens), order=lambda o: o.tokens),
-        Column("loss", 4, lambda o, _: optional(o.loss, ".3f"), order=lambda o: o.loss or 0.0),
+        Column("loss", 4, lambda o, _: short_loss(o.loss), order=lambda o: o.loss or 0.0),
         Column("share", 5, lambda o, _: f"{o.share_ratio:.0%}", order=lambda o: o.share_ratio),
         Column(
             "last hand-in",

@@ -10,7 +10,15 @@ from rich.text import Text
 from ddl.protocol.records import Fact, Round, RunSnapshot
 from ddl_cli.units import fine_time, short_time
 from ddl_cli.view.events import PUBLISHED
-from ddl_cli.view.text import UNKNOWN, Canvas, Column, Table, cropped, optional, sentence
+from ddl_cli.view.text import (
+    UNKNOWN,
+    Canvas,
+    Column,
+    Table,
+    cropped,
+    sentence,
+    short_loss,
+)
 
 NAMES_SHOWN: Final = 4
 
@@ -84,7 +92,7 @@ CLOSED: Final = Table(
         Column("age", 2, lambda fact, now: short_time(now - fact.at)),
         Column("fragment", 1, lambda fact, _: f"f{_field(fact, 'fragment')}"),
         Column("learners", 0, lambda fact, _: str(len(_field(fact, "learners") or ()))),
-        Column("loss", 1, lambda fact, _: optional(_field(fact, "loss"), ".3f")),
+        Column("loss", 1, lambda fact, _: short_loss(_field(fact, "loss"))),
         *(_seconds(name) for name in _WAITS),
         Column("carried", 9, lambda fact, _: str(_field(fact, "carried") or UNKNOWN)),
         Column("from", 10, lambda fact, _: _some(_field(fact, "learners") or ()), right=False),

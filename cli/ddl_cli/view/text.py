@@ -17,6 +17,9 @@ GAP: Final = 2
 
 UNKNOWN: Final = "-"
 
+LOSS_LARGE: Final = 10_000.0
+"""A loss from here on has exploded: its decimals say nothing, and would break a table."""
+
 NAME_LEAST: Final = 8
 """Columns that a name gets in the narrowest window."""
 
@@ -76,6 +79,11 @@ def cropped(line: Text, canvas: Canvas) -> Text:
         line = line.copy()
         line.right_crop(len(line) - canvas.width)
     return line
+
+
+def short_loss(value: float | None) -> str:
+    """With three decimals; of one that has exploded, how large it is."""
+    return optional(value, ".3f" if value is None or abs(value) < LOSS_LARGE else ".2g")
 
 
 def optional(value: float | None, form: str) -> str:
