@@ -1,4 +1,4 @@
-"""Five ways to break a real run: the first screen of `ddl status` says what it is, and what to do."""
+"""Six ways to break a real run: the first screen of `ddl status` says what it is, and what to do."""
 
 from __future__ import annotations
 
@@ -14,9 +14,21 @@ from ddl_cli.resolve import resolve
 from ddl_cli.view.look import Look
 from ddl_cli.view.pages import Frame, screenful
 from ddl_cli.view.text import Canvas
-from tests.processes import Fleet, kill
+from tests.processes import PACED_TASK, Fleet, kill
 
-# processes that each import torch, and five outages: a busy machine takes its time
+WILD_TASK = PACED_TASK.replace(
+    "    clock =", '    wild = float(ctx.args.get("wild", 0))\n    clock ='
+).replace(
+    "        optimizer.step()\n",
+    """\
+        optimizer.step()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(torch.randn_like(parameter), alpha=wild)
+""",
+)
+
+# processes that each import torch, and six outages: a busy machine takes its time
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 
@@ -27,9 +39,10 @@ def fleet(tmp_path: Path, own_redis: EmbeddedRedis) -> Iterator[Fleet]:
 
 
 def test_the_first_screen_says_why(fleet: Fleet, own_redis: EmbeddedRedis) -> None:
-    """Below quorum, a learner refused, Redis full, the store gone, the coordinator dead; each alarm
-    goes when its cause has gone, and the run goes on."""
-    fleet.write_run(round={"quorum": 2})
+    """Below quorum, a learner kicked, its work refused, Redis full, the store gone, the coordinator
+    dead; each alarm goes when its cause has gone, and the run goes on."""
+    fleet.task = WILD_TASK
+    fleet.write_run(round={"quorum": 2}, gate={"calm_rounds": 1})
     coordinator = fleet.coordinator()
     fleet.until(fleet.snapshot, "the run is in Redis")
     fleet.learner("anna")
@@ -44,6 +57,10 @@ def test_the_first_screen_says_why(fleet: Fleet, own_redis: EmbeddedRedis) -> No
     screen.until("!! no round can close: each needs 2 contributions, and 1 learner can hand in")
     assert "Start more learners, or `ddl set walk round.quorum=1`" in screen.text()
     assert fleet.ddl("learner", "allow", fleet.address, "bert").wait(60) == 0
+    wild = fleet.learner("bert", "--arg", "wild=300")
+    screen.until("!! the last hand-in of bert was refused, and no round has closed since")
+    assert "Look at that machine" in screen.text()
+    kill(wild)
     fleet.learner("bert")
     screen.goes_on()
 
