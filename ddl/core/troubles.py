@@ -204,13 +204,14 @@ def _learners(shown: RunSnapshot) -> Iterator[Trouble]:
     is_over = shown.run.state == "stopped"
     able, _ = _able(shown.learners)
     refused = _refused_since(shown.events, shown.run.committed_at)
-    good = [one for one in able if _fate(one) != "refused" or one.id not in refused]
-    is_short = len(good) < shown.run.quorum <= len(able)
+    bad = {one.id for one in able if _fate(one) == "refused" and one.id in refused}
+    num_good = len(able) - len(bad)
+    is_short = num_good < shown.run.quorum <= len(able)
     for one in shown.learners:
         if is_over and one.state in ("gone", "stalled"):  # nobody waits for it, and nothing is lost
             continue
-        if is_short and one in able and one not in good:
-            yield _refused_and_needed(one, shown.run, num_good=len(good))
+        if is_short and one.id in bad:
+            yield _refused_and_needed(one, shown.run, num_good=num_good)
         else:
             yield from _learner(one, shown.run.name)
 
