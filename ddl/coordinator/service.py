@@ -254,7 +254,6 @@ class Service:
         for sentence in polled.poll.broken:
             self._journal.on_change(sentence, "redis.unreadable", sentence)
         yield from self._news.events(polled.poll)
-        yield e.Tick()
 
     # ---- commands out -----------------------------------------------------------------------
 

@@ -19,7 +19,7 @@ class Board:
 
     Attributes:
         rounds: by fragment.
-        touched: fragments whose round may have changed since it was last judged and shown.
+        touched: fragments whose round may have changed, or gone, since it was last judged and shown.
         pace: what decides when the next one opens, and learns from those that closed.
     """
 
@@ -47,6 +47,11 @@ class Board:
     def in_order(self) -> list[OpenRound]:
         """The open rounds, oldest first."""
         return sorted(self.rounds.values(), key=lambda r: r.launch)
+
+    def take_off(self, fragment: int) -> None:
+        """The fragment's round, if there is one, is open no more."""
+        if self.rounds.pop(fragment, None) is not None:
+            self.touched.add(fragment)
 
     def put_back(self, round_: OpenRound) -> None:
         """Open again what was taken off to be merged, as it was."""
@@ -133,6 +138,8 @@ class Board:
 
     def show(self) -> Iterator[e.Command]:
         """Order the open rounds to be shown if they have changed."""
+        if not self.touched and self._shown is not None:
+            return
         expected = self._membership.expected
         for fragment in self.touched & self.rounds.keys():
             round_ = self.rounds[fragment]

@@ -69,7 +69,8 @@ class Inbox:
 
     def announce(self, handin: Handin, now: float) -> Iterator[e.Command]:
         """Let a hand-in in, or settle it; one that is known already changes nothing."""
-        if handin.id in self.pending or handin.id in self.unlogged:
+        id_ = handin.id
+        if id_ in self.pending or id_ in self.unlogged:
             return
         verdict = selection.admission(handin, log=self._log, keys=self._keys)
         if verdict == "ignore":
@@ -81,7 +82,7 @@ class Inbox:
             yield from self.settle(handin, verdict, now)
             return
         pending = Pending(handin)
-        self.pending[handin.id] = self._by_fragment[handin.fragment][handin.id] = pending
+        self.pending[id_] = self._by_fragment[handin.fragment][id_] = pending
         yield e.Fetch(handin)
 
     def fetched(self, event: e.Fetched, now: float) -> Iterator[e.Command]:

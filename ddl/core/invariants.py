@@ -140,9 +140,9 @@ def _log(log: LogState) -> Iterator[str]:
 
 def _contributions(machine: Machine) -> Iterator[str]:
     inbox, job = machine.inbox, machine.job
-    merging = set(job.pendings) if job is not None else set()
-    marked = {pending for pending in inbox.pending.values() if pending.phase == "merging"}
-    if marked != merging:
+    merging = job.pendings if job is not None else ()
+    marked = [pending for pending in inbox.pending.values() if pending.phase == "merging"]
+    if (marked or merging) and set(marked) != set(merging):
         yield (
             f"marked as merging are {sorted(p.handin.id for p in marked)}, in the record under way "
             f"are {sorted(p.handin.id for p in merging)}"

@@ -361,8 +361,7 @@ class LearnerMachine:
         wanted = []
         for fragment, state in sorted(self.heads.items()):
             track = self.tracks[fragment]
-            have = track.staged or Staged(track.version, self.line, "")
-            newer = (state.line, state.version) > (have.line, have.version)
+            newer = (state.line, state.version) > self._have(track)
             if newer or (not self.aligned and track.staged is None):
                 wanted.append(state)
         if not self.aligned:
@@ -372,10 +371,14 @@ class LearnerMachine:
     def takes_step(self, state: FragmentState) -> bool:
         """Whether a wanted version can be had by its step object: the version before it, of the
         same line, is what was staged last. A learner that must re-align trusts nothing it has."""
-        track = self.tracks[state.fragment]
-        have = track.staged or Staged(track.version, self.line, "")
-        is_next = (state.line, state.version) == (have.line, have.version + 1)
+        line, version = self._have(self.tracks[state.fragment])
+        is_next = (state.line, state.version) == (line, version + 1)
         return self.aligned and is_next and state.step is not None
+
+    def _have(self, track: Track) -> tuple[int, int]:
+        """Line and version of what was staged last, or else adopted."""
+        staged = track.staged
+        return (staged.line, staged.version) if staged else (self.line, track.version)
 
     @property
     def held(self) -> tuple[int, ...]:
@@ -458,13 +461,15 @@ class LearnerMachine:
     def _snapshots(self) -> tuple[Snapshot, ...]:
         if not self.aligned:
             return ()
-        room = UPLOADS_WAITING_MAX - self.num_uploading
         due = [p for p, track in enumerate(self.tracks) if self._may_hand_in(p, track)]
+        if not due:
+            return ()
         # most overdue first: the fragment with the most steps not handed in
         due.sort(
             key=lambda p: (-self.tracks[p].in_u.steps, self._pull(p) == UNASKED, self._pull(p))
         )
-        return tuple(self._snapshot(p) for p in (due if self._draining else due[: max(0, room)]))
+        room = max(0, UPLOADS_WAITING_MAX - self.num_uploading)
+        return tuple(self._snapshot(p) for p in (due if self._draining else due[:room]))
 
     def _may_hand_in(self, fragment: int, track: Track) -> bool:
         return (
@@ -500,6 +505,8 @@ class LearnerMachine:
     def _adoptions(self, snapshotted: set[int]) -> tuple[Adoption, ...]:
         """What is staged; a fragment whose anchor is about to move, or moving, waits a boundary."""
         staged = {p: t.staged for p, t in enumerate(self.tracks) if t.staged is not None}
+        if not staged:
+            return ()
         if self.aligned:
             return tuple(
                 Adoption(p, s.version, realign=False)

@@ -304,7 +304,7 @@ class Machine:
         for receipt in record.receipts:
             self.membership.take_receipt(receipt)
         for step in record.fragments:
-            self.board.rounds.pop(step.fragment, None)
+            self.board.take_off(step.fragment)
         self._wake_by(now)  # a slot is free, and the next record may be written
         yield e.Show(
             head=self.log.head(),
@@ -479,6 +479,8 @@ class Machine:
     def _look_at_rounds(self, now: float) -> Iterator[e.Command]:
         """Close or extend what is due. While a record is under way, what might close now stays open
         and may still gain contributions."""
+        if not self.board.touched:
+            return
         for round_ in self.board.in_order():
             if round_.fragment not in self.board.touched:
                 continue
@@ -504,7 +506,7 @@ class Machine:
         pendings = [self.inbox.pending[i.handin.id] for i in inputs]
         for pending in pendings:
             pending.phase = "merging"
-        del self.board.rounds[round_.fragment]
+        self.board.take_off(round_.fragment)
         self.job = Job(round_=round_, pendings=pendings, inputs=inputs, closed_at=now)
         yield e.Merge(
             launch=round_.launch,

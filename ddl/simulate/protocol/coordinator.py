@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
 
 from ddl.coordinator.mirror import Mirror
@@ -151,15 +151,11 @@ class Coordinator(Process):
             asked_at, seen = self.now, redis.arrivals.count
             yield self._world.latency_s
             polled = Polled(self._side.poll(), asked_at, self.now)
-            for event in self._events(polled):
+            for event in self._news.events(polled.poll):
                 self._tell(event)
             gap_s = polled.gap_s(beat_s)
             yield gap_s
             yield Until(redis.arrivals, seen, beat_s - gap_s)
-
-    def _events(self, polled: Polled) -> Iterator[e.Event]:
-        yield from self._news.events(polled.poll)
-        yield e.Tick()
 
     def _fetch(self, handin: Handin) -> Thread[None]:
         begun = self.now
