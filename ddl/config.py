@@ -381,6 +381,8 @@ def _read_toml(file: Path) -> dict[str, Any]:
     try:
         raw = tomllib.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
+        if not file.suffix:  # a run's name, rather
+            how = f"Give a run.toml: {how}, and a run that exists has the one it was created with"
         raise ConfigError(f"{file} does not exist", hint=how) from None
     except IsADirectoryError:
         raise ConfigError(f"{file} is a folder", hint="Give the run.toml in it") from None

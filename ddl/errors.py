@@ -8,6 +8,7 @@
     ├── TrainingError          the user's code raised while it trained
     ├── ProtocolError          a record or payload that this version cannot read
     ├── RefusedError           this process is not let in: other lineage or model, id alive, fenced, kicked
+    │   └── RunOverError       it has come to its end: there is nothing left to take part in
     ├── LeaseLostError         another coordinator holds the run now
     ├── IntegrityError         stored bytes differ from what a record says of them
     │   └── MissingObjectError what a record names is not there
@@ -83,6 +84,18 @@ class ProtocolError(DdlError):
 
 class RefusedError(DdlError):
     """This process is not let in (other lineage, other model, id alive, fenced or kicked)."""
+
+
+class RunOverError(RefusedError):
+    """The run has come to its end: there is nothing left to take part in."""
+
+    GO_ON: ClassVar[str] = (
+        "To go on with it, start its coordinator, with a larger [stop] if that was why; for a new run "
+        "give another run.name, or delete this one with `ddl rm`"
+    )
+
+    def __init__(self, message: str, *, hint: str = GO_ON) -> None:
+        super().__init__(message, hint=hint)
 
 
 class LeaseLostError(DdlError):

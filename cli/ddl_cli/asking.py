@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import msgspec
 import typer
 
-from ddl.errors import DdlError, RefusedError
+from ddl.errors import DdlError, RefusedError, RunOverError
 from ddl_cli.resolve import Place
 
 if TYPE_CHECKING:
@@ -44,10 +44,7 @@ def ask(place: Place, wish: Request, *, timeout_s: float) -> Head:
     try:
         view = registry.view(num_facts=0)
         if view.lease is None and view.head is not None and view.head.state == "stopped":
-            raise DdlError(
-                f"nobody can {_words(wish)}: {place.run!r} is over, {view.head.why}",
-                hint="To go on with it, start its coordinator, with a larger [stop] if that was why",
-            )
+            raise RunOverError(f"nobody can {_words(wish)}: {place.run!r} is over, {view.head.why}")
         if view.entry is not None and view.lease is None:
             raise DdlError(
                 f"no coordinator of {place.run!r} is running, so nobody can {_words(wish)}",

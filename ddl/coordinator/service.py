@@ -41,6 +41,7 @@ from ddl.errors import (
     IntegrityError,
     LeaseLostError,
     RefusedError,
+    RunOverError,
     StoreError,
     StoreUnavailableError,
 )
@@ -141,6 +142,7 @@ class Service:
         self._is_in_question = False
         self._is_removed = False
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="watch")
+        self._version_at_start = machine.log.global_version
         self._outcome: Outcome | None = None
         self._why = ""
         self._told_at = clock.monotonic()
@@ -356,8 +358,12 @@ class Service:
             for fate in FATES
         }
         fates = ", ".join(f"{n:,} {fate.replace('_', ' ')}" for fate, n in ledger.items() if n)
-        is_over = self._outcome == "finished" or self._is_removed
-        further = "" if is_over else "; start a coordinator to go on with it"
+        further = "; start a coordinator to go on with it"
+        if self._is_removed:
+            further = ""
+        elif self._outcome == "finished":  # what to do about it asks who has seen nothing happen
+            has_moved = log.global_version > self._version_at_start
+            further = "" if has_moved else f". {RunOverError.GO_ON}"
         self._journal.tell(
             "coordinator.ended",
             f"{why}. {self._run.name} stands at version {log.global_version}, record {log.seq}; "

@@ -81,7 +81,7 @@ def run_coordinator(
 
     def on_retry(retried: Retried) -> None:
         if not retried.is_hiccup:
-            troubles.begin(STORE, f"cannot {retried.what}: {retried.error}")
+            troubles.begin(STORE, str(retried))
 
     with ExitStack() as stack:
         registry = RedisCoordinator(settings.redis.url, settings.run.name)

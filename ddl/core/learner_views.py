@@ -75,6 +75,9 @@ def _learner(
             "gone": beat_at,
             "left": beat_at,
         }.get(state, record.started_at)
+    held = (
+        record.held if min(record.held, default=-1) >= 0 else ()
+    )  # it joins, and has no version yet
     return LearnerView(
         id=record.id,
         incarnation=record.incarnation,
@@ -87,8 +90,8 @@ def _learner(
         step_s=record.step_s,
         tokens=record.tokens,
         share_ratio=share,
-        held=record.held,
-        behind=max((new - old for new, old in zip(versions, record.held, strict=False)), default=0),
+        held=held,
+        behind=max((new - old for new, old in zip(versions, held, strict=False)), default=0),
         loss=record.loss,
         lr=record.lr,
         last=last,

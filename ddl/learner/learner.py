@@ -119,7 +119,8 @@ class Learner:
             store: where this machine reaches the store, if not where the run says.
             takeover: replace a living process of the same id.
         Raises:
-            RefusedError: another model than the run's, or the id is taken.
+            RefusedError: another model than the run's, or the id is taken; RunOverError: it has come
+                to its end.
             AddressError, RegistryError, StoreError.
         """
         device = str(next((p.device for p in model.parameters()), "cpu"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -13,7 +14,15 @@ from typing import Any, Literal
 import torch
 
 from ddl.config import Scalar
-from ddl.errors import ConfigError, DdlError, RefusedError, TaskError, TrainingError
+from ddl.errors import (
+    ConfigError,
+    DdlError,
+    RefusedError,
+    RunOverError,
+    TaskError,
+    TrainingError,
+)
+from ddl.journal import Journal
 from ddl.learner.departure import Departure
 from ddl.learner.frozen import take_frozen
 from ddl.learner.learner import Learner
@@ -62,7 +71,11 @@ def run_task(join: JoinOptions, options: TaskOptions, departure: Departure) -> E
         torch.set_num_threads(options.threads)
     device = choose_device(options.device)
     digest, build = task_digest(options.task), import_task(options.task)
-    session = find_run(_with_device(join, device))
+    try:
+        session = find_run(_with_device(join, device))
+    except RunOverError as over:  # as of a run that ends while one trains: there is nothing to do
+        (join.journal or Journal(sys.stderr)).tell("learner.ended", str(over))
+        return "ended"
     with ExitStack() as stack:
         try:
             departure.found(drain_s=session.run.settings.liveness.drain_s)

@@ -32,6 +32,7 @@ from ddl.errors import (
     RefusedError,
     RegistryError,
     RegistryUnavailableError,
+    RunOverError,
     UnknownRunError,
 )
 from ddl.journal import Journal, Troubles
@@ -214,6 +215,7 @@ def find_run(options: JoinOptions, *, clock: Clock | None = None) -> Session:
         UnknownRunError: Redis does not know the run.
         RegistryError: Redis cannot be reached.
         StoreError: the store cannot be used from here.
+        RunOverError: the run has come to its end.
         RefusedError: another living process has this id.
     """
     clock = clock or SystemClock()
@@ -232,7 +234,7 @@ def find_run(options: JoinOptions, *, clock: Clock | None = None) -> Session:
     def on_retry(retried: Retried) -> None:
         if not retried.is_hiccup:
             subject = UPLOADS if retried.what.startswith("write") else DOWNLOADS
-            troubles.begin(subject, f"cannot {retried.what}: {retried.error}")
+            troubles.begin(subject, str(retried))
 
     store = open_url(
         options.store or entry.store_url,
@@ -271,7 +273,12 @@ def find_run(options: JoinOptions, *, clock: Clock | None = None) -> Session:
         ),
         takeover=options.takeover,
     )
-    session.check_id()
+    try:
+        _check_it_goes_on(session)
+        session.check_id()
+    except BaseException:
+        session.close()
+        raise
     troubles.end(UPLOADS, DOWNLOADS)
     return session
 
@@ -292,6 +299,18 @@ def _where(options: JoinOptions) -> tuple[str, str]:
             hint="Join by redis://HOST:PORT/DB?run=NAME, or give --redis or DDL_REDIS",
         )
     return address.run, redis_url
+
+
+def _check_it_goes_on(session: Session) -> None:
+    """A life that could do nothing would only hide what the one before it has done.
+
+    Raises: RunOverError.
+    """
+    head = session.registry.read_head()
+    if head is not None and head.state == "stopped":
+        raise RunOverError(
+            f"the run {session.run.run.name!r} is over{': ' if head.why else ''}{head.why}"
+        )
 
 
 def _new_id() -> str:

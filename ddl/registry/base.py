@@ -248,6 +248,10 @@ class LearnerRegistry(Protocol):
         """The run's entry, or None if Redis does not know the run."""
         ...
 
+    def read_head(self) -> Head | None:
+        """Where the run stands; None between a loss of Redis and its rebuild."""
+        ...
+
     def register(
         self, record: LearnerRecord, *, gone_s: float, takeover: bool, enter: bool = True
     ) -> Joined:

@@ -33,6 +33,10 @@ class RedisLearner(RedisRun):
         self._run = run
         self._news = self._server.waiter(self._keys.news)
 
+    def read_head(self) -> Head | None:
+        raw = self._server.call("GET", self._keys.head)
+        return optional(raw, Head, what=f"Redis key {self._keys.head}")
+
     def register(
         self, record: LearnerRecord, *, gone_s: float, takeover: bool, enter: bool = True
     ) -> Joined:

@@ -334,6 +334,9 @@ class LearnerSide(_Side):
         super().__init__(redis)
         self._seen = redis.news.count
 
+    def read_head(self) -> Head | None:
+        return self._redis.tables.head
+
     def register(
         self, record: LearnerRecord, *, gone_s: float, takeover: bool, enter: bool = True
     ) -> Joined:

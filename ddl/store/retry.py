@@ -106,6 +106,7 @@ class Retried(NamedTuple):
     attempt: int
     wait_s: float
     error: str
+    hint: str = ""
     silent_s: float = 0.0
     """Since bytes were received last, or since the beginning."""
 
@@ -113,6 +114,10 @@ class Retried(NamedTuple):
     def is_hiccup(self) -> bool:
         """Whether it is nothing to speak of yet."""
         return self.attempt <= HICCUP_TRIES and self.silent_s < HICCUP_S
+
+    def __str__(self) -> str:
+        """What fails, why, and what to do, in one line."""
+        return f"cannot {self.what}: {self.error}{self.hint and f' ({self.hint})'}"
 
 
 OnRetry = Callable[[Retried], None]
@@ -167,7 +172,9 @@ class Attempts:
             raise verdict.kind(message, hint=verdict.hint) from cause
         if self._on_retry:
             silent_s = policy.clock.monotonic() - self._heard_at
-            self._on_retry(Retried(self._what, self.number, wait_s, verdict.message, silent_s))
+            self._on_retry(
+                Retried(self._what, self.number, wait_s, verdict.message, verdict.hint, silent_s)
+            )
         policy.pause(self._stop, wait_s)
         self.number += 1
         self._streak += 1

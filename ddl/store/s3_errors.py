@@ -232,6 +232,8 @@ def judge(error: Exception, place: Place, clock: Clock) -> Verdict:
         "kind": type(error).__name__,
         "error": error,
     }
+    if isinstance(error, boto.EndpointConnectionError):  # whose own words are the address again
+        fields["error"] = str(error.__context__ or error).rpartition(": ")[2]
     if isinstance(error, ClientError):
         code, status = code_of(error), status_of(error)
         meaning = _BY_CODE.get(code) or _BY_STATUS.get(status)

@@ -20,6 +20,7 @@ from ddl.errors import (
     LeaseLostError,
     ProtocolError,
     RefusedError,
+    RunOverError,
     StoreError,
     StoreUnavailableError,
     TaskError,
@@ -744,6 +745,27 @@ def test_a_learner_that_joins_waits_for_redis_to_be_written_anew(
             with closing(RedisReader(own_redis.url, RUN)) as reader:
                 assert "a" in reader.view().learners
     session.close()
+
+
+def test_nobody_joins_a_run_that_is_over(
+    toml: Path, store: LocalStore, join: Join, redis_url: str, tmp_path: Path
+) -> None:
+    """A life that does nothing would hide what the one before it has done. Who starts its coordinator
+    again, and sees it end at once, hears what to do as well."""
+    with running(options(toml)) as coordinator:
+        join().contribute(6)
+        assert coordinator.wait() == "finished"
+    assert RunOverError.GO_ON not in coordinator.log.getvalue()
+    address = JoinOptions(address=f"{redis_url}?run={RUN}", learner="a", spool=tmp_path / "s")
+    with pytest.raises(
+        RunOverError, match=r"is over: stop.commits = 6 reached.*a larger .stop."
+    ) as over:
+        find_run(address)
+    assert "ddl rm" in over.value.hint
+    assert not (tmp_path / "s" / RUN).exists()
+    with running(options(toml)) as again:
+        assert again.wait() == "finished"
+    assert RunOverError.GO_ON in again.log.getvalue()
 
 
 def test_a_learner_whose_run_is_replaced_while_it_joins_is_told_so(

@@ -53,7 +53,11 @@ def explain(
     lines = tuple(sorted(_tell(kind, name, sources), key=_order))
     if not lines:
         hint = "`ddl events` and `ddl status` name those that there are"
-        if kind is Kind.VERSION:
+        if kind is Kind.ROUND and name.isdecimal() and int(name) <= sources.newest_version:
+            hint = (
+                f"No round made version {name}: `ddl explain {place.run} version {name}` tells what"
+            )
+        elif kind is Kind.VERSION:
             hint = f"Its versions are 0 to {sources.newest_version}"
         elif kind is Kind.CONTRIBUTION:
             hint = "One is called LEARNER/LIFE/fFRAGMENT/NUMBER, such as anna/1/f0/3"

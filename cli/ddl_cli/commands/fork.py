@@ -33,7 +33,7 @@ def fork(
     """Create a new run from one version of a run, in the same store; the old run stays as it is.
 
     The new run has the weights of that version, a log and lineage of its own, zero outer momentum,
-    and the settings that were in force, but for those given with --set. Start it like any other.
+    and the settings that were in force, but for those given with --set.
     """
     from ddl.coordinator.fork import fork_run
     from ddl.protocol.wire import canonical
@@ -55,4 +55,8 @@ def fork(
     typer.echo(
         f"{name} is made from version {forked.source_version} of {forked.source}, in {forked.store}"
     )
-    typer.echo(f'start it with a run.toml that says name = "{name}" and the same [store]', err=True)
+    typer.echo(
+        f"start it from the run.toml of {forked.source}: "
+        f"`ddl coordinator start run.toml --set run.name={name}`",
+        err=True,
+    )

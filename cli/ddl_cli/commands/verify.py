@@ -73,7 +73,9 @@ def text(found: Verification) -> str:
             lines.append(f"    and {further} more not replayed")
         if replay.num_not_kept:
             steps = counted(replay.num_not_kept, "step")
-            lines.append(f"    {steps} not replayed: what they were made from is not kept")
+            lines.append(
+                f"    {steps} not replayed: what they were made from is not kept (see keep.contributions)"
+            )
     lines += [f"  WRONG  {row.where}: {row.what}" for row in found.differences]
     if found.num_differences > len(found.differences):
         lines.append(f"  and {found.num_differences - len(found.differences)} more differences")
