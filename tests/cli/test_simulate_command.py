@@ -162,7 +162,7 @@ def test_plots_without_matplotlib(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
         (["--preset=lab", "--sweep=round.quorun=1"], "Did you mean 'round.quorum'"),
         (["--preset=lab", "--sweep=round.quorum=one"], "must be a whole number"),
         (["--preset=lab", "--sweep=round.quorum"], "is not KEY=VALUE"),
-        (["--preset=lab", "--protocol", "--method=decoupled"], "Leave --method out"),
+        (["--preset=lab", "--protocol", "--method=data-parallel"], "Leave --method out"),
     ],
 )
 def test_what_cannot_be_simulated_is_said(arguments: list[str], message: str) -> None:

@@ -101,7 +101,7 @@ def simulate(
     swept = _values([*(sweep or []), *pairs])
     title = preset or where
     if protocol or swept:
-        if method:
+        if {*(method or [])} - {"decoupled"}:
             raise ConfigError("runs of ddl are decoupled", hint="Leave --method out")
         _simulate_runs(study, swept, played, save=save, plot=plot, title=title, as_json=as_json)
         return
