@@ -149,27 +149,25 @@ class Process:
             self._held.append((thread, value))
             return
         self.timeline.events += 1
-        try:
-            wait = thread.throw(value) if isinstance(value, Exception) else thread.send(value)
-        except StopIteration:
-            return
-        except KilledError:
-            self.kill()
-            return
+        while True:
+            try:
+                wait = thread.throw(value) if isinstance(value, Exception) else thread.send(value)
+            except StopIteration:
+                return
+            except KilledError:
+                self.kill()
+                return
+            if not isinstance(wait, Until) or wait.signal.count == wait.seen:
+                break
+            value = None  # what is waited for has come already
         if isinstance(wait, float):
             self.timeline.after(wait, partial(self.go_on, thread, None))
         elif isinstance(wait, Answer):
             wait.ask(partial(self.go_on, thread))
         else:
-            self._wait_until(thread, wait)
-
-    def _wait_until(self, thread: Thread[None], until: Until) -> None:
-        if until.signal.count != until.seen:
-            self.timeline.after(0.0, partial(self.go_on, thread, None))
-        else:
             turn = _Turn(self, thread)
-            until.signal.wait(turn.soon)
-            self.timeline.after(until.seconds, turn.come)
+            wait.signal.wait(turn.soon)
+            self.timeline.after(wait.seconds, turn.come)
 
 
 class _Turn:

@@ -166,11 +166,10 @@ class Coordinator(Process):
         wanted = Lease(holder=self.holder, epoch=0, host=self.name, pid=self.pid)
         ttl_s = self.world.run.settings.liveness.lease_s
         while True:
+            # a call that comes late says what was known when it was made
+            take = partial(self.registry.take_lease, wanted, ttl_s=ttl_s, min_epoch=log.epoch)
             try:
-                reply = yield from self.to_redis.call(
-                    lambda: self.registry.take_lease(wanted, ttl_s=ttl_s, min_epoch=log.epoch),
-                    writes=True,
-                )
+                reply = yield from self.to_redis.call(take, writes=True)
                 if reply.held:
                     assert reply.lease is not None
                     return reply.lease
@@ -249,7 +248,6 @@ class Coordinator(Process):
             self.say("rebuilds", "Redis has lost the run")
             self._look_for_contributions()
         yield from self._news.events(polled.poll)
-        yield e.Tick()
 
     def _step(self, event: e.Event, mirror: Mirror) -> None:
         assert self.machine is not None

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ddl.sim.learner import Learner
     from ddl.sim.world import World
 
-MEAN_GAP_S: Final = 1.25
+MEAN_GAP_S: Final = 0.9
 """Mean time between two faults."""
 
 REPLICA_S: Final = 1.5
@@ -72,7 +72,7 @@ class Faulty:
             (self._spoil, 1),
             (self._outlier, 2),
             (self._drain, 2),
-            (self._second_process, 2),
+            (self._second_process, 3),
             (self._bad_losses, 1),
             (self._set, 1),
             (self._pause, 1),
@@ -203,8 +203,8 @@ class Faulty:
         return f"{process.name} for {seconds:.1f} s"
 
     def _second_process(self) -> str:
-        """Somebody starts a learner once more, under the same id."""
-        learner = self._learner()
+        """Somebody starts a learner once more, under its id: of two, the one with more on its disk."""
+        learner = max(self._learner(), self._learner(), key=lambda learner: len(learner.spool))
         if not learner.alive:
             return ""
         self._world.start_learner(learner.name, takeover=self._rng.random() < 0.5)
@@ -263,7 +263,7 @@ class Faulty:
         return f"Redis' clock by {seconds:+.1f} s"
 
     def _noise(self) -> str:
-        seconds, noise = self._rng.uniform(1.0, 4.0), self._rng.uniform(0.05, 0.4)
+        seconds, noise = self._rng.uniform(1.0, 4.0), self._rng.uniform(0.03, 0.3)
         network = self._world.network
         quiet = network.noise
         network.noise = noise

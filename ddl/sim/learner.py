@@ -32,6 +32,7 @@ from ddl.protocol.records import (
 from ddl.protocol.wire import digest, parse
 from ddl.registry.base import Joined
 from ddl.sim.clockwork import Process, Signal, Thread, Until
+from ddl.sim.judge import ViolationError
 from ddl.sim.network import Link
 from ddl.sim.payloads import (
     LEFT_OUT_BITS,
@@ -57,6 +58,9 @@ ENCODE_S = 0.02
 BACKOFF_S = 0.2
 BACKOFF_MOST_S = 2.0
 DAMAGED_MAX = 5
+IDLE_S = 60.0
+"""Longest wait of a thread for its next work, of which it is always told."""
+
 GAP_S = (0.02, 0.2)
 """Shortest time between two beats: a step, within these bounds; see `BeatThread`."""
 
@@ -259,10 +263,10 @@ class Learner(Process):
 
     def _snapshot(self, snapshot: Snapshot) -> None:
         steps = self._u_steps[snapshot.fragment]
-        self.world.judge.expect(
-            steps == snapshot.steps,
-            f"{self.name}: f{snapshot.fragment} has {steps} steps in hand, announced {snapshot}",
-        )
+        if steps != snapshot.steps:
+            raise ViolationError(
+                f"{self.name}: f{snapshot.fragment} has {steps} steps in hand, announced {snapshot}"
+            )
         self._u_steps[snapshot.fragment] = 0
         movement = self.movements[snapshot.fragment]
         theta, in_hand = movement.theta, movement.in_hand
@@ -300,7 +304,7 @@ class Learner(Process):
                 self._changed.notify()
                 return
             else:
-                yield Until(self._work_arrived, self._work_arrived.count, 60.0)
+                yield Until(self._work_arrived, self._work_arrived.count, IDLE_S)
 
     def _order(self, work: Callable[[], Thread[None]]) -> None:
         self._work.append(work)
@@ -505,8 +509,7 @@ class Learner(Process):
         while not self._leaving:
             wanted = self._machine.wanted()
             if not wanted:
-                beat_s = self._machine.settings.liveness.beat_s
-                yield Until(self._told, self._told.count, beat_s)
+                yield Until(self._told, self._told.count, IDLE_S)
                 continue
             try:
                 yield from self._try_to_stage(wanted[0])

@@ -22,8 +22,11 @@ Service = Literal["redis", "store"]
 PATIENCE_S: Final[dict[Service, float]] = {"redis": 0.6, "store": 1.5}
 """After so many seconds a call has failed, for the caller."""
 
-TYPICAL_S: Final[dict[Service, float]] = {"redis": 0.004, "store": 0.03}
+TYPICAL_S: Final[dict[Service, float]] = {"redis": 0.004, "store": 0.01}
 """A usual way in one direction."""
+
+FAR_RATIO: Final = 4.0
+"""A way that is disturbed may take so many times as long as callers wait."""
 
 EVERYONE: Final = "everyone"
 
@@ -51,7 +54,7 @@ class Network:
         rng = self.rng
         usual_s = TYPICAL_S[service] * (0.5 + rng.random())
         if self.noise and rng.random() < self.noise:
-            return usual_s * (1.0 + 200.0 * rng.random() ** 3)
+            return usual_s + FAR_RATIO * PATIENCE_S[service] * rng.random() ** 3
         return usual_s
 
 

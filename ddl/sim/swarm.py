@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import gc
-import itertools
 import multiprocessing
 import time
-from collections.abc import Callable, Iterable, Iterator
-from typing import Final
+from collections.abc import Callable, Iterable
 
 import msgspec
 
 from ddl.sim.world import Outcome, simulate
-
-CHUNK: Final = 3
-"""Histories that a worker goes through before it collects garbage: a quarter of the time else."""
 
 
 class Violation(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,10 +52,9 @@ def swarm(
     # forked workers would share what the caller has; these begin with nothing
     context = multiprocessing.get_context("spawn")
     with context.Pool(processes, initializer=_begin) as pool:
-        for chunk in pool.imap_unordered(_simulate_all, _chunks(seeds)):
-            for outcome in chunk:
-                note(outcome)
-                outcomes.append(outcome)
+        for outcome in pool.imap_unordered(_simulate, seeds):
+            note(outcome)
+            outcomes.append(outcome)
     return Report(
         seeds=len(outcomes),
         events=sum(outcome.events for outcome in outcomes),
@@ -76,18 +70,12 @@ def swarm(
 
 
 def _begin() -> None:
-    """In a worker: garbage is collected when we say so, and modules are none."""
+    """In a worker: garbage is collected between two histories, and modules are none."""
     gc.disable()
     gc.freeze()
 
 
-def _chunks(seeds: Iterable[int]) -> Iterator[tuple[int, ...]]:
-    rest = iter(seeds)
-    while chunk := tuple(itertools.islice(rest, CHUNK)):
-        yield chunk
-
-
-def _simulate_all(seeds: tuple[int, ...]) -> list[Outcome]:
-    outcomes = [simulate(seed) for seed in seeds]
+def _simulate(seed: int) -> Outcome:
+    outcome = simulate(seed)
     gc.collect()
-    return outcomes
+    return outcome

@@ -50,10 +50,10 @@ LEARNERS: Final = ("ada", "ben", "cyd", "dot", "eve", "fay", "gus", "hal")
 COORDINATORS: Final = ("one", "two")
 NUM_FRAGMENTS: Final = 4
 
-CHAOS_S: Final = 12.75
+CHAOS_S: Final = 8.75
 """How long things go wrong."""
 
-SETTLE_S: Final = 4.75
+SETTLE_S: Final = 2.5
 """After that everything that was interrupted is given so long to begin anew."""
 
 PATIENCE_S: Final = 60.0
@@ -145,6 +145,7 @@ class World:
         self._supervise()
         timeline.run(timeline.now + CHAOS_S)
         self.faulty.stop()
+        self._due = dict.fromkeys(self._due, timeline.now)
         self.say("*", "peace", "no more faults; everyone who is away comes back")
         timeline.run(timeline.now + SETTLE_S)
         peace = timeline.now
@@ -292,7 +293,7 @@ class World:
             round=RoundSettings(
                 every_steps=4,
                 overlap_steps=2,
-                in_flight=rng.choice([1, 2, 2, 3]),
+                in_flight=rng.choice([1, 2, 3, 4]),
                 quorum=rng.choice([1, 1, 2, 3]),
                 grace_ratio=rng.choice([0.0, 0.5]),
                 deadline_s=rng.choice([1.0, 2.0]),
