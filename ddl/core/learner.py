@@ -106,16 +106,22 @@ class Plan(NamedTuple):
         return bool(self.snapshots or self.adoptions or self.pause or self.stop)
 
 
+def _names(pull: Round) -> tuple[int, int]:
+    """What tells a pull from all others of its fragment. Not its launch number alone: where Redis falls
+    back to an older copy, two coordinators may come to have one epoch, and number alike."""
+    return pull.launch, pull.version_before
+
+
 class Track:
     """One fragment as this learner holds it."""
 
     __slots__ = (
+        "answered",
         "discarded",
         "encoding",
         "handed_in",
         "hash",
         "in_u",
-        "launch",
         "oldest_base",
         "outstanding",
         "seq",
@@ -133,7 +139,7 @@ class Track:
         self.handed_in = Amount()
         self.discarded = Amount()
         self.seq = 0
-        self.launch = -1
+        self.answered: tuple[int, int] | None = None
         self.encoding = False
         self.uploading = False
         self.outstanding: Outstanding | None = None
@@ -277,7 +283,7 @@ class LearnerMachine:
         assert track.outstanding is not None
         amount = track.outstanding.amount
         track.seq -= 1
-        track.launch = -1  # as if it had never been: the round may still wait for us
+        track.answered = None  # as if it had never been: the round may still wait for us
         track.handed_in -= amount
         track.discarded += amount
         track.outstanding = None
@@ -325,7 +331,7 @@ class LearnerMachine:
             track = self.tracks[snapshot.fragment]
             track.seq = snapshot.seq
             if snapshot.launch != UNASKED:
-                track.launch = snapshot.launch
+                track.answered = _names(self.pulls[snapshot.fragment])
             track.handed_in = snapshot.total
             track.in_u = Amount()
             amount = Amount(steps=snapshot.steps, tokens=snapshot.tokens)
@@ -483,9 +489,9 @@ class LearnerMachine:
     def _pull(self, fragment: int) -> int:
         """Launch number of the fragment's pull that is still to be answered, or `UNASKED`."""
         pull = self.pulls.get(fragment)
-        if pull is None or pull.line != self.line or pull.launch == self.tracks[fragment].launch:
+        if pull is None or pull.line != self.line:
             return UNASKED
-        return pull.launch
+        return UNASKED if _names(pull) == self.tracks[fragment].answered else pull.launch
 
     def _snapshot(self, fragment: int) -> Snapshot:
         track = self.tracks[fragment]
@@ -595,7 +601,7 @@ class LearnerMachine:
             track.outstanding = None
             taken.append(receipt)
             if receipt.fate in ("refused", "lost"):
-                track.launch = -1  # as if it had never been: the round may still wait for us
+                track.answered = None  # as if it had never been: the round may still wait for us
             if receipt.fate == "refused":
                 self.aligned = False
         return taken

@@ -206,7 +206,8 @@ def lower_launches_ignored(patch: pytest.MonkeyPatch) -> None:
 
     def stubborn(self: LearnerMachine, fragment: int) -> int:
         launch = pull_of(self, fragment)
-        return launch if launch > self.tracks[fragment].launch else UNASKED
+        answered = self.tracks[fragment].answered
+        return launch if answered is None or launch > answered[0] else UNASKED
 
     patch.setattr(LearnerMachine, "_pull", stubborn)
 

@@ -260,6 +260,21 @@ def test_rounds_with_lower_launch_numbers_are_answered() -> None:
     assert [(s.fragment, s.launch) for s in learner.plan(100.0).snapshots] == [(0, 1_000_001)]
 
 
+def test_a_round_from_another_version_is_another_round() -> None:
+    """Redis fell back to a copy from before an epoch was given out: two coordinators have it, and both
+    begin with the same launch number (found by seed 40234 of the simulated world)."""
+    learner = aligned()
+    steps(learner, 1)
+    learner.on_beat(reply(rounds=(open_round(0, 2_000_001),)))
+    learner.begin(learner.plan(100.0))
+    learner.on_encoded(0)
+    learner.on_announced(0)
+    steps(learner, 1)
+    again = msgspec.structs.replace(open_round(0, 2_000_001), version_before=1)
+    learner.on_beat(reply(rounds=(again,), receipts=(receipt(1),)))
+    assert [(s.fragment, s.launch) for s in learner.plan(100.0).snapshots] == [(0, 2_000_001)]
+
+
 def test_the_most_overdue_fragments_go_first_and_few_at_a_time() -> None:
     """At most two uploads wait, those with the most steps not handed in; a drain takes all."""
     learner = LearnerMachine(
