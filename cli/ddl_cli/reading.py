@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
+
+import msgspec
 
 from ddl.core.snapshot import snapshot, snapshot_of_log
 from ddl.errors import RegistryError, UnknownRunError
@@ -15,7 +18,6 @@ from ddl_cli.resolve import Place
 from ddl_cli.units import short_time
 
 if TYPE_CHECKING:
-    from ddl.registry.reader import RedisReader
     from ddl.store.base import Store
 
 EVENTS_READ: Final = 200
@@ -63,14 +65,18 @@ class Reader:
 class Source:
     """Reads the run from Redis; finds nothing where no Redis is named but a store is."""
 
-    def __init__(self, registry: RedisReader | None) -> None:
-        self._registry = registry
+    def __init__(self, place: Place) -> None:
+        """Raises: ConfigError if neither Redis nor a store is named."""
+        only_store = place.redis_url is None and place.store_url is not None
+        self._registry = None if only_store else place.reader()
+        self._place = place
 
     def read(self) -> RunSnapshot | None:
         """The snapshot of now; None when Redis does not know the run. Raises: RegistryError."""
         if self._registry is None:
             return None
-        return snapshot(self._registry.view(num_facts=EVENTS_READ))
+        found = snapshot(self._registry.view(num_facts=EVENTS_READ))
+        return found and _typeable(found, self._place)
 
     def backlog(self) -> tuple[Fact, ...]:
         """All events that Redis still has. Raises: RegistryError."""
@@ -79,11 +85,14 @@ class Source:
         return tuple(fact for _, fact in self._registry.facts(limit=EVENTS_KEPT))
 
 
-def reading(place: Place) -> Source:
-    """Where to read the run from. Raises: ConfigError if neither Redis nor a store is named."""
-    if place.redis_url is None and place.store_url is not None:
-        return Source(None)
-    return Source(place.reader())
+def _typeable(shown: RunSnapshot, place: Place) -> RunSnapshot:
+    """The same, with cures whose commands name the run as it was found, not by its bare name."""
+    bare = re.compile(rf"(`ddl [a-z ]+) {re.escape(place.run)}(?=[ `])")
+    troubles = tuple(
+        msgspec.structs.replace(t, cure=bare.sub(lambda m: f"{m[1]} {place.typed}", t.cure))
+        for t in shown.troubles
+    )
+    return msgspec.structs.replace(shown, troubles=troubles)
 
 
 def first_look(place: Place, read: Read) -> tuple[RunSnapshot, Exit]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Final
@@ -12,7 +13,7 @@ import typer
 from ddl import config
 from ddl.config import StoreSettings
 from ddl.errors import ConfigError, UnknownRunError
-from ddl.protocol.address import check_redis_url, parse_address
+from ddl.protocol.address import check_redis_url, join_address, parse_address, safe_url
 
 if TYPE_CHECKING:
     from ddl.registry.reader import RedisReader
@@ -69,6 +70,13 @@ class Place:
     redis_url: str | None
     store_url: str | None
     store: StoreSettings
+
+    @property
+    def typed(self) -> str:
+        """The run as a person would type it into another command, in the same shell."""
+        if self.redis_url is None or os.environ.get(REDIS_VARIABLE):
+            return self.run
+        return shlex.quote(join_address(safe_url(self.redis_url), self.run))
 
     def reader(self) -> RedisReader:
         """The run's control plane, for reading. Raises: ConfigError when no Redis is named."""

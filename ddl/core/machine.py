@@ -163,6 +163,7 @@ class Machine:
         yield from self._judge(member, now)
         if expected_before != (record.id in self.membership.expected):
             self.board.touch_all()
+            self._wake_by(now)  # a round may have waited for somebody who can hand in, to open
 
     def _recognise(self, member: Member, now: float) -> None:
         """A learner of an earlier coordinator: what that one has told of it is not told again."""

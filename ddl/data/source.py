@@ -104,8 +104,10 @@ class Source(Protocol):
 
 
 class Rows:
-    """A map-style dataset; a unit is `unit_size` rows that follow each other, the last one fewer.
+    """A map-style dataset; each unit is every `num_units`-th row of it, `unit_size` of them or fewer.
 
+    So a unit is a sample of the whole. Were its rows neighbours, each learner would be taught by its own
+    corner of the data for a while, and what they hand in would agree less (ARCHITECTURE.md, 13).
     Raises: ConfigError.
     """
 
@@ -118,7 +120,6 @@ class Rows:
         loading.check(dataset, loading.collate)
         self._dataset = dataset
         self._num_rows = num_rows
-        self._unit_size = unit_size
         self._loading = loading
         self.num_units = -(-num_rows // unit_size)
         told = getattr(dataset, "fingerprint", "")
@@ -127,9 +128,8 @@ class Rows:
         self.units_ahead = -(-batches_ahead * loading.most_rows // unit_size)
 
     def pieces(self, unit: int, rows: int, *order: Any) -> Iterator[Piece]:
-        first = unit * self._unit_size
-        size = min(self._unit_size, self._num_rows - first)
-        left = (first + shuffled(size, *order)[rows:]).tolist()
+        size = len(range(unit, self._num_rows, self.num_units))
+        left = (unit + self.num_units * shuffled(size, *order)[rows:]).tolist()
         at = 0
         while at < len(left):
             end = at + self._loading.batch_rows()

@@ -44,8 +44,10 @@ class Units:
             trains on as many rows in a step as before. What workers have read ahead, and a file that
             is begun, keep the share of when they were asked for.
         seed: of the order; the same for all learners, so `ctx.seed`, never `ctx.data_seed`.
-        unit_size: rows of a unit, where `data` is map-style. A few minutes of one learner's work is
-            a good size: what dies with a learner is one unit at most, and is read again.
+        unit_size: rows of a unit at most, where `data` is map-style: every so many-th of its rows, so
+            that each unit is a sample of all the data, and learners teach the model alike. A few
+            minutes of one learner's work is a good size: what dies with a learner is one unit at
+            most, and is read again.
         name: tells one data set of a run from another.
         shard: (k, n) reads the k-th of n equal shares instead of claiming, k from 0.
         collate_fn: makes a batch of a list of rows; torch's own by default.

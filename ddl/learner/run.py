@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -30,6 +31,7 @@ from ddl.learner.session import JoinOptions, Session, find_run
 from ddl.metrics.families import Family, of_learner
 from ddl.metrics.log import writing
 from ddl.metrics.serve import serving
+from ddl.protocol.address import safe_url
 from ddl.task import Build, Task, TaskContext, build_task, import_task, in_file, task_digest
 
 Ended = Literal["ended", "drained", "offline", "max_steps"]
@@ -95,7 +97,7 @@ def run_task(join: JoinOptions, options: TaskOptions, departure: Departure) -> E
         departure.training(lambda: learner.drain("SIGTERM"))
         with _task_errors(options.task):
             _train(learner, task, options.max_steps)
-        ended = _ended(learner, session.run.run.name)
+        ended = _ended(learner, shlex.quote(safe_url(join.address)))
         learner.close(why=f"it has taken --max-steps = {options.max_steps}")
         return ended
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 
 import msgspec
 
 from ddl.config import Settings
 from ddl.errors import RefusedError
+from ddl.protocol.address import join_address
 from ddl.protocol.keys import handin_field
 from ddl.protocol.records import (
     BeatReply,
@@ -45,10 +47,11 @@ class RedisLearner(RedisRun):
         args = (*_named(record), gone_s, int(takeover), int(enter))
         outcome, now, holder, age = self._server.run("register", keys, *args)
         if outcome == b"kicked":
+            address = shlex.quote(join_address(self._server.where, self._run))
             reason = parse(holder, Order, what=f"Redis key {k.orders}").reason
             raise RefusedError(
                 f"learner {record.id!r} was kicked: {reason or 'no reason given'}",
-                hint=f"`ddl learner allow {self._run} {record.id}` lets it in again",
+                hint=f"`ddl learner allow {address} {record.id}` lets it in again",
             )
         joined = Joined(
             refused="",

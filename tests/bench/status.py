@@ -21,7 +21,7 @@ from ddl.embedded import EmbeddedRedis
 from ddl.protocol.records import Fact
 from ddl.registry.coordinator import RedisCoordinator
 from ddl.registry.learner import RedisLearner
-from ddl_cli.reading import EVENTS_KEPT, Source, reading
+from ddl_cli.reading import EVENTS_KEPT, Source
 from ddl_cli.resolve import resolve
 from ddl_cli.view.look import Look, Page
 from ddl_cli.view.screen import Seen, picture
@@ -42,7 +42,7 @@ def main() -> int:
         EmbeddedRedis(Path(folder), persist=False) as redis,
     ):
         fill(redis.url)
-        source = reading(resolve("demo", redis=redis.url, environment={}))
+        source = Source(resolve("demo", redis=redis.url, environment={}))
         figures = {
             f"refresh of {page}": Figure(
                 1e3 * refresh_s(source, Look(page=page, selected="l100"), asked),

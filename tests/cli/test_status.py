@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pty
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -21,13 +23,13 @@ import pytest
 import redis
 
 from ddl.embedded import EmbeddedRedis
-from ddl.protocol.keys import ObjectKeys
+from ddl.protocol.keys import ObjectKeys, RegistryKeys
 from ddl.protocol.records import RunSnapshot
 from ddl.protocol.wire import canonical
 from ddl.registry.coordinator import RedisCoordinator
 from ddl.registry.learner import RedisLearner
 from ddl.store.local import LocalStore
-from ddl_cli.reading import reading
+from ddl_cli.reading import Source
 from ddl_cli.resolve import resolve
 from tests.cli.conftest import publish
 from tests.views import NOW, fact, learner, run_record
@@ -98,7 +100,7 @@ def test_a_look_is_one_request_however_many_learners_there_are(
     with closing(RedisLearner(own_redis.url, "demo")) as member:
         for number in range(others):
             member.register(learner(f"l{number}"), gone_s=15.0, takeover=False)
-    source = reading(resolve("demo", redis=own_redis.url, environment={}))
+    source = Source(resolve("demo", redis=own_redis.url, environment={}))
     assert source.read() is not None  # the server knows the script from here on
     with redis.Redis.from_url(own_redis.url) as client:
         before = requests(client)
@@ -111,6 +113,25 @@ def test_a_look_is_one_request_however_many_learners_there_are(
             "evalsha": 5,
             "xrevrange": 1 + 5,
         }  # 5 inside of scripts
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_a_cure_can_be_typed_as_it_stands(
+    own_redis: EmbeddedRedis, named: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the run's name only where DDL_REDIS says where that is."""
+    publish(own_redis.url)
+    address = f"{own_redis.url}?run=demo"
+    monkeypatch.delenv("DDL_REDIS", raising=False)
+    if named:
+        monkeypatch.setenv("DDL_REDIS", own_redis.url)
+    with redis.Redis.from_url(own_redis.url) as client:
+        head = json.loads(client.get(RegistryKeys("demo").head) or "")
+        client.set(RegistryKeys("demo").head, json.dumps(head | {"state": "paused"}))
+    shown = Source(resolve("demo" if named else address)).read()
+    assert shown is not None
+    (cure,) = [t.cure for t in shown.troubles if t.name == "run.paused"]
+    assert cure == f"`ddl resume {'demo' if named else shlex.quote(address)}`"
 
 
 def requests(client: redis.Redis) -> Counter[str]:

@@ -53,7 +53,7 @@ class Life:
         after = self.units.places()
         (ticket,) = (t for t, rows in after.items() if rows != before.get(t, 0))
         epoch, unit = self.units.unit_of(ticket)
-        assert {row // UNIT_SIZE for row in batch} == {unit}, (epoch, unit)
+        assert {row % NUM_UNITS for row in batch} == {unit}, (epoch, unit)
         self.rows.update((ticket, row) for row in batch)
         self.exchange()
 
@@ -176,8 +176,7 @@ def test_every_unit_is_finished_once_an_epoch_or_counted_as_repeated(
     lives = [*schedule.past, *schedule.lives.values()]
     for ticket in range(EPOCHS * NUM_UNITS):
         _, unit = lives[0].units.unit_of(ticket)
-        first = unit * UNIT_SIZE
-        expected = range(first, min(first + UNIT_SIZE, NUM_ROWS))
+        expected = range(unit, NUM_ROWS, NUM_UNITS)
         unread = [row for row in expected if not rows[ticket, row]]
         assert not unread, f"ticket {ticket}: rows {unread} of unit {unit} were never read"
     twice = {ticket for (ticket, _), count in rows.items() if count > 1}

@@ -48,7 +48,7 @@ def build(ctx):
 
     def step(batch, progress):
         rows = batch.tolist()
-        (ticket,) = (t for t in units.places() if units.unit_of(t)[1] == rows[0] // {UNIT_SIZE})
+        (ticket,) = (t for t in units.places() if units.unit_of(t)[1] == rows[0] % {NUM_UNITS})
         book.write(json.dumps([ticket, rows]) + "\\n")
         book.flush()
         clock.wait(0.02)

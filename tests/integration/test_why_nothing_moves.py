@@ -9,7 +9,7 @@ import pytest
 import redis
 
 from ddl.embedded import EmbeddedRedis
-from ddl_cli.reading import reading
+from ddl_cli.reading import Source
 from ddl_cli.resolve import resolve
 from ddl_cli.view.look import Look
 from ddl_cli.view.pages import Frame, screenful
@@ -53,9 +53,10 @@ def test_the_first_screen_says_why(fleet: Fleet, own_redis: EmbeddedRedis) -> No
 
     kick = fleet.ddl("learner", "kick", fleet.address, "bert", "--reason", "its fan is dead")
     assert kick.wait(60) == 0
-    screen.until("bert was kicked: its fan is dead", "`ddl learner allow walk bert`")
+    screen.until("bert was kicked: its fan is dead", f"`ddl learner allow '{fleet.address}' bert`")
     screen.until("!! no round can close: each needs 2 contributions, and 1 learner can hand in")
-    assert "Start more learners, or `ddl set walk round.quorum=1`" in screen.text()
+    cure = f"Start more learners, or `ddl set '{fleet.address}' round.quorum=1`"
+    assert cure in screen.text()
     assert fleet.ddl("learner", "allow", fleet.address, "bert").wait(60) == 0
     wild = fleet.learner("bert", "--arg", "wild=300")
     screen.until("!! the last hand-in of bert was refused, and no round has closed since")
@@ -88,7 +89,7 @@ class Screen:
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
-        self._source = reading(resolve(fleet.address, environment={}))
+        self._source = Source(resolve(fleet.address, environment={}))
 
     def text(self) -> str:
         """All of it in one line, so that sentences can be found."""

@@ -334,3 +334,20 @@ def test_a_successor_tells_nothing_that_was_told_before() -> None:
         ("learner.gone", silent_at + liveness.gone_s),
         ("learner.joined", newcomer.started_at),
     ]
+
+
+@ONE_AND_MANY
+def test_a_new_coordinator_opens_a_round_as_soon_as_it_has_heard_of_learners(
+    num_fragments: int,
+) -> None:
+    """Not with its next beat: they have been training on, and wait for nothing else."""
+    run = Run(settings_of(num_fragments), infos(num_fragments))
+    run.start_coordinator()
+    for name in "ab":
+        run.add_learner(name, ConstantGradient(run.layout, lr=0.1))
+    run.go(commits=3 * num_fragments)
+    run.services.rounds = ()
+    run.start_coordinator()
+    began, beat_s = run.time.now, run.record.settings.liveness.beat_s
+    assert run.time.run(10.0, until=lambda: bool(run.rounds))
+    assert run.time.now - began < 0.5 * beat_s

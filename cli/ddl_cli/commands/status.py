@@ -43,11 +43,11 @@ def status(
     from rich.console import Console
 
     from ddl_cli import display
-    from ddl_cli.reading import Reader, first_look, reading
+    from ddl_cli.reading import Reader, Source, first_look
     from ddl_cli.view.paper import is_screen
 
     place = resolve(run, redis=redis, store=store)
-    source = reading(place)
+    source = Source(place)
     snapshot, code = first_look(place, source.read)
     console = Console(highlight=False)
     on_screen = is_screen(console) and not as_json
