@@ -240,7 +240,9 @@ def _learner(machine: LearnerMachine) -> Iterator[str]:
             yield f"f{fragment}: {trained} was trained, accounted for are {a}, {b}, {c}"
         if track.in_u.steps and track.oldest_base > track.version:
             yield f"f{fragment}: holds v{track.version}, and steps on v{track.oldest_base}"
-        if (track.encoding or track.uploading) and track.outstanding is None:
+        if (
+            track.encoding and track.outstanding is None
+        ):  # while it is announced, its receipt may come
             yield f"f{fragment}: a contribution is on its way, but none is outstanding"
         if track.outstanding is not None:
             own = track.outstanding.incarnation == machine.incarnation

@@ -600,7 +600,7 @@ class LearnerMachine:
                 continue
             track.outstanding = None
             taken.append(receipt)
-            if receipt.fate in ("refused", "lost"):
+            if receipt.fate != "merged":
                 track.answered = None  # as if it had never been: the round may still wait for us
             if receipt.fate == "refused":
                 self.aligned = False

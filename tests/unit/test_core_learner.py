@@ -260,6 +260,25 @@ def test_rounds_with_lower_launch_numbers_are_answered() -> None:
     assert [(s.fragment, s.launch) for s in learner.plan(100.0).snapshots] == [(0, 1_000_001)]
 
 
+@pytest.mark.parametrize("fate", ["expired", "refused", "lost"])
+def test_a_round_is_answered_again_if_the_answer_came_to_nothing(fate: str) -> None:
+    """It still waits. Where the answers of all learners were too late, nobody would ever close it
+    (seed 70849 of the simulated world)."""
+    learner = aligned()
+    steps(learner, 1)
+    learner.on_beat(reply(rounds=(open_round(0, 7),)))
+    learner.begin(learner.plan(100.0))
+    learner.on_encoded(0)
+    learner.on_announced(0)
+    learner.on_beat(reply(rounds=(open_round(0, 7),), receipts=(receipt(1, fate=fate),)))
+    if fate == "refused":
+        stage(learner, 0, 0)
+        stage(learner, 1, 0)
+        learner.begin(learner.plan(100.0))
+    steps(learner, 1)
+    assert [(s.fragment, s.launch, s.seq) for s in learner.plan(100.0).snapshots] == [(0, 7, 2)]
+
+
 def test_a_round_from_another_version_is_another_round() -> None:
     """Redis fell back to a copy from before an epoch was given out: two coordinators have it, and both
     begin with the same launch number (found by seed 40234 of the simulated world)."""
