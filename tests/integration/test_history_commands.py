@@ -285,7 +285,10 @@ def test_replay_says_once_how_many_steps_are_not_kept(store: LocalStore, ddl: Dd
     store.delete(set(gone))
     told = ddl("verify", f"{store.url}/{RUN}", "--replay")
     assert told.code == 0, told
-    assert "    2 steps not replayed: what they were made from is not kept\n" in told.out
+    assert (
+        "    2 steps not replayed: what they were made from is not kept (see keep.contributions)\n"
+        in told.out
+    )
     assert told.out.count("not replayed") == 1
 
 
@@ -384,7 +387,7 @@ def test_nobody_can_steer_a_run_that_is_over(past: Past, ddl: Ddl) -> None:
     for command in ("pause", "rollback --to 3", "set round.quorum=1"):
         name, *rest = command.split()
         told = ddl(name, f"{past.redis_url}?run={RUN}", *rest)
-        assert (told.code, f"{RUN!r} is over, stop.commits = " in told.err) == (1, True), told
+        assert (told.code, f"{RUN!r} is over, stop.commits = " in told.err) == (4, True), told
         assert "a larger [stop]" in told.err
 
 

@@ -201,7 +201,7 @@ def test_a_learner_s_mistakes_are_told() -> None:
     ahead.tracks[0].oldest_base = 5
     assert "holds v0, and steps on v5" in told(ahead)
     adrift = sound()
-    adrift.tracks[0].uploading = True
+    adrift.tracks[0].encoding = True
     assert "none is outstanding" in told(adrift)
     odd = sound()
     odd.tracks[0].hash = ""
