@@ -75,9 +75,8 @@ def _learner(
             "gone": beat_at,
             "left": beat_at,
         }.get(state, record.started_at)
-    held = (
-        record.held if min(record.held, default=-1) >= 0 else ()
-    )  # it joins, and has no version yet
+    has_adopted = min(record.held, default=-1) >= 0  # else it joins, and holds no version yet
+    held = record.held if has_adopted else ()
     return LearnerView(
         id=record.id,
         incarnation=record.incarnation,

@@ -27,13 +27,13 @@ FOLDER = Path(__file__).parents[2] / "build" / "quality"
 USUAL: dict[str, Scalar] = {"outer.lr": 0.7, "outer.momentum": 0.9}
 """DiLoCo's own outer step, which most systems take."""
 OURS: dict[str, Scalar] = {"outer.preset": "auto"}
-"""What `ddl init` writes into a run.toml."""
+"""The outer step that follows the run. No default: a real run does not gain by it yet (ARCHITECTURE.md, 13)."""
 RDA = [(0.6, 0.3), (0.6, 0.5), (0.5, 0.5), (0.8, 0.3), (0.4, 0.0), (0.8, 0.0), (1.0, 0.0)]
 MEAN = [(0.7, 0.9), (0.7, 0.5), (1.0, 0.3), (1.0, 0.5), (1.4, 0.3)]
 
 
 def table(learners: int, steps: int, seed: int) -> dict[str, Cell]:
-    """What the others and `ddl` as `ddl init` sets it up make of it."""
+    """What the others and `ddl` with `auto` make of it."""
     base = Cell(method="data-parallel", learners=learners, steps=steps, seed=seed)
     return {
         "data-parallel": base,
@@ -115,7 +115,7 @@ def vision(learners: int, steps: int, seed: int) -> dict[str, Cell]:
     base = Cell(method="data-parallel", learners=learners, steps=steps, seed=seed)
     return {
         "data-parallel": base,
-        "alone": change(base, method="alone"),
+        "alone, the best of them": change(base, method="alone"),
         "synchronous 0.7/0.9": change(base, method="synchronous", settings=USUAL),
         "ddl": change(base, method="decoupled"),
     }

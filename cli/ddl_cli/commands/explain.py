@@ -54,9 +54,8 @@ def explain(
     if not lines:
         hint = "`ddl events` and `ddl status` name those that there are"
         if kind is Kind.ROUND and name.isdecimal() and int(name) <= sources.newest_version:
-            hint = (
-                f"No round made version {name}: `ddl explain {place.run} version {name}` tells what"
-            )
+            cure = f"`ddl explain {place.typed} version {name}`"
+            hint = f"No round made version {name}: {cure} tells what"
         elif kind is Kind.VERSION:
             hint = f"Its versions are 0 to {sources.newest_version}"
         elif kind is Kind.CONTRIBUTION:

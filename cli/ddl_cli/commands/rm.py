@@ -56,7 +56,7 @@ def rm(
             )
         what = _what(place, opened, remains, num_keys)
         if not force:
-            _check_at_rest(place.run, view)
+            _check_at_rest(place, view)
         if not yes:
             typer.confirm(f"Delete {place.run} for good: {what}?", abort=True, err=True)
         if opened is not None and remains.keys:
@@ -110,14 +110,14 @@ def _is_of(view: View, remains: Remains, store: Store | None) -> bool:
     return store is not None and view.entry.store_url == store.url
 
 
-def _check_at_rest(run: str, view: View | None) -> None:
+def _check_at_rest(place: Place, view: View | None) -> None:
     """Raises: RefusedError that names who is alive, or that nobody can tell."""
     from ddl.core.membership import PRESENT
     from ddl.core.snapshot import snapshot
 
     if view is None:
         raise RefusedError(
-            f"no Redis that knows {run!r} is named, so nobody can tell whether it is in use",
+            f"no Redis that knows {place.run!r} is named, so nobody can tell whether it is in use",
             hint="Give --redis URL, or --force if you are sure",
         )
     alive = [f"the coordinator {view.lease.holder}"] if view.lease is not None else []
@@ -129,6 +129,6 @@ def _check_at_rest(run: str, view: View | None) -> None:
         alive += [f"learner {id_}" for id_, at in view.beats.items() if view.now - at < gone_s]
     if alive:
         raise RefusedError(
-            f"{run!r} is in use, by {', '.join(alive)}",
-            hint=f"End it first with `ddl stop {run}`; --force deletes it all the same",
+            f"{place.run!r} is in use, by {', '.join(alive)}",
+            hint=f"End it first with `ddl stop {place.typed}`; --force deletes it all the same",
         )
