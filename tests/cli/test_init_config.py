@@ -21,9 +21,10 @@ from ddl.config import Settings
 from ddl.embedded import EmbeddedRedis
 from ddl.errors import ConfigError
 from ddl.protocol.address import join_address
-from ddl.task import TaskContext, load_task
+from ddl.task import load_task
 from ddl_cli.app import app
 from ddl_cli.settings_text import settings_text
+from tests.contexts import context
 
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 90.0
@@ -117,18 +118,7 @@ def test_its_task_learns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(sys, "path", list(sys.path))
     ddl("init", tmp_path)
     (tmp_path / "text").write_bytes(b"def f(x):\n    return x + 10\n\n" * 400)
-    ctx = TaskContext(
-        run="r",
-        seed=3,
-        purpose="train",
-        learner="a",
-        incarnation=1,
-        data_seed=1,
-        device=torch.device("cpu"),
-        rank=0,
-        world_size=1,
-        args={"data": str(tmp_path / "text")},
-    )
+    ctx = context(seed=3, args={"data": str(tmp_path / "text")})
     task = load_task(tmp_path / "task.py", ctx)
     assert task.loss is not None
     assert task.batches is not None

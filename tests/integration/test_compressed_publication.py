@@ -20,7 +20,8 @@ from ddl.learner import session
 from ddl.store.base import Progress, Store
 from ddl.store.local import LocalStore
 from ddl.store.open_url import open_url
-from ddl.task import TaskContext, load_task
+from ddl.task import load_task
+from tests.contexts import context
 from tests.coordinating import RUN, options, running, write_run
 from tests.stores import HookedStore
 
@@ -98,19 +99,8 @@ def trained(toml: Path, redis_url: str, monkeypatch: pytest.MonkeyPatch, tmp_pat
 
 def model_of(toml: Path) -> torch.nn.Module:
     """The run's model, with weights that are not the run's."""
-    context = TaskContext(
-        run=RUN,
-        seed=99,
-        purpose="evaluate",
-        learner=None,
-        incarnation=0,
-        data_seed=0,
-        device=torch.device("cpu"),
-        rank=0,
-        world_size=1,
-        args={},
-    )
-    return load_task(toml.parent / "task.py", context).model
+    other = context(seed=99, purpose="evaluate", learner=None)
+    return load_task(toml.parent / "task.py", other).model
 
 
 def test_a_learner_reads_one_model_and_then_steps(

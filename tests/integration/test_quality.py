@@ -9,10 +9,11 @@ import msgspec
 import pytest
 import torch
 
-from ddl.task import TaskContext, build_task, import_task
+from ddl.task import load_task
 from examples.quality import digits, real, text
 from examples.quality.cells import Cell, Method, Outcome, Scalar, read, run_all
 from examples.quality.methods import train
+from tests.contexts import context
 
 STEPS = 30
 
@@ -59,20 +60,8 @@ def test_a_net_with_batchnorm_is_good_when_it_is_measured() -> None:
 
 def test_processes_train_on_the_very_same() -> None:
     """`just quality real`: the task file has the start weights and batches of the other methods."""
-    context = TaskContext(
-        run="quality",
-        seed=3,
-        purpose="train",
-        learner="learner-2",
-        incarnation=1,
-        data_seed=0,
-        device=torch.device("cpu"),
-        rank=0,
-        world_size=1,
-        args={},
-    )
     file = Path(real.__file__).with_name("task.py")
-    made = build_task(file, import_task(file), context, own_args=())
+    made = load_task(file, context(seed=3, learner="learner-2"))
     for name, tensor in text.make_model(3).state_dict().items():
         assert torch.equal(made.model.state_dict()[name], tensor), name
     assert made.batches is not None

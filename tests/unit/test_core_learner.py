@@ -82,6 +82,14 @@ def steps(learner: LearnerMachine, count: int, tokens: int = 100) -> None:
         learner.on_step(tokens)
 
 
+def hand_in(learner: LearnerMachine, *fragments: int) -> None:
+    """Carry out what is due, to the end: these fragments are announced."""
+    learner.begin(learner.plan(100.0))
+    for fragment in fragments:
+        learner.on_encoded(fragment)
+        learner.on_announced(fragment)
+
+
 def receipt(seq: int, fragment: int = 0, fate: Any = "merged", incarnation: int = 2) -> Receipt:
     return Receipt(
         learner="a",
@@ -209,9 +217,7 @@ def test_one_outstanding_contribution_a_fragment() -> None:
     learner = aligned()
     steps(learner, 3)
     learner.on_beat(reply(rounds=(open_round(0, 7),)))
-    learner.begin(learner.plan(100.0))
-    learner.on_encoded(0)
-    learner.on_announced(0)
+    hand_in(learner, 0)
     steps(learner, 2)
     learner.on_beat(reply(rounds=(open_round(0, 8),)))
     assert not learner.plan(100.0).snapshots
@@ -227,9 +233,7 @@ def test_a_round_is_answered_once() -> None:
     learner = aligned()
     steps(learner, 1)
     learner.on_beat(reply(rounds=(open_round(0, 7),)))
-    learner.begin(learner.plan(100.0))
-    learner.on_encoded(0)
-    learner.on_announced(0)
+    hand_in(learner, 0)
     steps(learner, 1)
     learner.on_beat(reply(rounds=(open_round(0, 7),), receipts=(receipt(1),)))
     assert not learner.plan(100.0).snapshots
@@ -251,10 +255,7 @@ def test_rounds_with_lower_launch_numbers_are_answered() -> None:
     learner = aligned()
     steps(learner, 1)
     learner.on_beat(reply(rounds=(open_round(0, 2_000_003), open_round(1, 2_000_004))))
-    learner.begin(learner.plan(100.0))
-    for fragment in (0, 1):
-        learner.on_encoded(fragment)
-        learner.on_announced(fragment)
+    hand_in(learner, 0, 1)
     steps(learner, 1)
     learner.on_beat(reply(rounds=(open_round(0, 1_000_001),), receipts=(receipt(1), receipt(1, 1))))
     assert [(s.fragment, s.launch) for s in learner.plan(100.0).snapshots] == [(0, 1_000_001)]
@@ -267,9 +268,7 @@ def test_a_round_is_answered_again_if_the_answer_came_to_nothing(fate: str) -> N
     learner = aligned()
     steps(learner, 1)
     learner.on_beat(reply(rounds=(open_round(0, 7),)))
-    learner.begin(learner.plan(100.0))
-    learner.on_encoded(0)
-    learner.on_announced(0)
+    hand_in(learner, 0)
     learner.on_beat(reply(rounds=(open_round(0, 7),), receipts=(receipt(1, fate=fate),)))
     if fate == "refused":
         stage(learner, 0, 0)
@@ -285,9 +284,7 @@ def test_a_round_from_another_version_is_another_round() -> None:
     learner = aligned()
     steps(learner, 1)
     learner.on_beat(reply(rounds=(open_round(0, 2_000_001),)))
-    learner.begin(learner.plan(100.0))
-    learner.on_encoded(0)
-    learner.on_announced(0)
+    hand_in(learner, 0)
     steps(learner, 1)
     again = msgspec.structs.replace(open_round(0, 2_000_001), version_before=1)
     learner.on_beat(reply(rounds=(again,), receipts=(receipt(1),)))
@@ -304,9 +301,7 @@ def test_the_most_overdue_fragments_go_first_and_few_at_a_time() -> None:
     learner.begin(learner.plan(100.0))
     steps(learner, 1)
     learner.on_beat(reply(rounds=(open_round(2, 1),)))
-    learner.begin(learner.plan(100.0))
-    learner.on_encoded(2)
-    learner.on_announced(2)
+    hand_in(learner, 2)
     learner.on_beat(reply(receipts=(receipt(1, 2),)))
     steps(learner, 1)
     learner.on_beat(reply(rounds=tuple(open_round(p, 10 + p) for p in (2, 3, 0, 1))))
@@ -503,10 +498,7 @@ def test_who_leaves_waits_for_receipts_to_hand_in_the_rest() -> None:
     learner = aligned(liveness=LivenessSettings(drain_s=10.0))
     steps(learner, 2)
     learner.on_beat(reply(rounds=(open_round(0, 7), open_round(1, 8))))
-    learner.begin(learner.plan(100.0))
-    for fragment in (0, 1):
-        learner.on_encoded(fragment)
-        learner.on_announced(fragment)
+    hand_in(learner, 0, 1)
     steps(learner, 3)
     learner.drain()
     plan = learner.plan(200.0)

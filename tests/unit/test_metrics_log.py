@@ -8,7 +8,8 @@ import os
 import struct
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,13 @@ class Source:
         yield Family("ddl_ledger_tokens", "", "gauge", ("fate",), ((("merged",), 7.0),))
 
 
+def curves(
+    where: str, collect: Callable[[], Iterable[Family]], told: io.StringIO | None = None
+) -> AbstractContextManager[None]:
+    """Curves of learner a, a point at each look; what is said of them goes to `told`."""
+    return writing(where, collect, over=OVER, label=LABEL, journal=Journal(told), every_s=0.01)
+
+
 def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
     """(tokens, value) by name, from the event files of a folder."""
     found: dict[str, list[tuple[int, float]]] = {}
@@ -61,14 +69,7 @@ def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
 def test_tensorboard_gets_every_point_over_tokens(tmp_path: Path) -> None:
     """A look that fails is left out, the last one is there; the folder names run and learner."""
     source = Source()
-    with writing(
-        f"tensorboard:{tmp_path}",
-        source,
-        over=OVER,
-        label=LABEL,
-        journal=Journal(None),
-        every_s=0.01,
-    ):
+    with curves(f"tensorboard:{tmp_path}", source):
         assert source.enough.wait(30)
     found = scalars(tmp_path / "books" / "a")
     looks = [n for n in range(1, source.looks + 1) if n != 3]
@@ -84,14 +85,7 @@ def test_a_run_that_stands_still_gives_one_point(tmp_path: Path) -> None:
         looked.release()
         yield Family(OVER, "", "counter", (), (((), 10.0),))
 
-    with writing(
-        f"tensorboard:{tmp_path}",
-        still,
-        over=OVER,
-        label=LABEL,
-        journal=Journal(None),
-        every_s=0.01,
-    ):
+    with curves(f"tensorboard:{tmp_path}", still):
         for _ in range(3):
             assert looked.acquire(timeout=30)
     assert scalars(tmp_path / "books" / "a")[OVER] == [(10, 10.0)]
@@ -102,9 +96,7 @@ def test_wandb_gets_the_same_offline(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_DIR", str(tmp_path))
     source = Source()
-    with writing(
-        "wandb:reading", source, over=OVER, label=LABEL, journal=Journal(None), every_s=0.01
-    ):
+    with curves("wandb:reading", source):
         assert source.enough.wait(60)
     import wandb
 
@@ -138,14 +130,7 @@ def test_a_writer_that_fails_ends_the_curves_and_nothing_else(
 
     told = io.StringIO()
     source = Source()
-    with writing(
-        f"tensorboard:{tmp_path}",
-        source,
-        over=OVER,
-        label=LABEL,
-        journal=Journal(told),
-        every_s=0.01,
-    ):
+    with curves(f"tensorboard:{tmp_path}", source, told):
         assert source.looked.wait(30)
         monkeypatch.setattr(RecordWriter, "write", no_room)
     assert told.getvalue().count("log.failed") == 1
@@ -156,7 +141,7 @@ def test_a_writer_that_fails_ends_the_curves_and_nothing_else(
 def test_what_cannot_be_read_is_refused(where: str) -> None:
     with (
         pytest.raises(ConfigError, match="tensorboard:DIR or wandb:PROJECT"),
-        writing(where, Source(), over=OVER, label=LABEL, journal=Journal(None)),
+        curves(where, Source()),
     ):
         pass
 
@@ -166,7 +151,7 @@ def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     monkeypatch.delitem(sys.modules, "tensorboardX.event_file_writer", raising=False)
     with (
         pytest.raises(ConfigError, match=r"decoupled-diloco\[tensorboard\]"),
-        writing(f"tensorboard:{tmp_path}", Source(), over=OVER, label=LABEL, journal=Journal(None)),
+        curves(f"tensorboard:{tmp_path}", Source()),
     ):
         pass
 
@@ -175,12 +160,6 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with (
         pytest.raises(ConfigError, match=r"cannot write there: .*directory"),
-        writing(
-            f"tensorboard:{tmp_path}/file",
-            Source(),
-            over=OVER,
-            label=LABEL,
-            journal=Journal(io.StringIO()),
-        ),
+        curves(f"tensorboard:{tmp_path}/file", Source()),
     ):
         pass

@@ -13,7 +13,8 @@ import torch
 from safetensors.torch import save_file
 
 from ddl.errors import TaskError
-from ddl.task import Progress, Purpose, Task, TaskContext, load_task
+from ddl.task import Progress, Purpose, Task, load_task
+from tests.contexts import context
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "stdlib_gpt"
 TEXT = b"def f(x):\n    return x + 10\n\n" * 400  # 29 bytes: windows of 16 begin anywhere in it
@@ -34,18 +35,7 @@ def small(tmp_path: Path) -> dict[str, Any]:
 
 
 def build(args: dict[str, Any], *, purpose: Purpose = "train", data_seed: int = 1) -> Task:
-    ctx = TaskContext(
-        run="r",
-        seed=3,
-        purpose=purpose,
-        learner="a",
-        incarnation=1,
-        data_seed=data_seed,
-        device=torch.device("cpu"),
-        rank=0,
-        world_size=1,
-        args=args,
-    )
+    ctx = context(seed=3, purpose=purpose, data_seed=data_seed, args=args)
     return load_task(EXAMPLE / "task.py", ctx)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import sys
 from pathlib import Path
@@ -13,7 +12,8 @@ import torch
 from torch import nn
 
 from ddl.errors import TaskError
-from ddl.task import StepResult, Task, TaskContext, check_task, load_task, task_digest
+from ddl.task import StepResult, Task, check_task, load_task, task_digest
+from tests.contexts import context
 
 GOOD = """
 import torch
@@ -31,22 +31,6 @@ def build(ctx):
         tokens=len,
     )
 """
-
-
-def context(**changes: Any) -> TaskContext:
-    plain = TaskContext(
-        run="r",
-        seed=7,
-        purpose="train",
-        learner="a",
-        incarnation=1,
-        data_seed=1,
-        device=torch.device("cpu"),
-        rank=0,
-        world_size=1,
-        args={},
-    )
-    return dataclasses.replace(plain, **changes)
 
 
 def task(**changes: Any) -> Task:
