@@ -762,7 +762,8 @@ def test_nobody_joins_a_run_that_is_over(
     ) as over:
         find_run(address)
     assert "ddl rm" in over.value.hint
-    assert not (tmp_path / "s" / RUN).exists()
+    assert not [path for path in (tmp_path / "s").rglob("*") if path.is_file()]
+    assert store.head(ObjectKeys(RUN).join("a", 1)) is None, "no life of it has begun"
     with running(options(toml)) as again:
         assert again.wait() == "finished"
     assert RunOverError.GO_ON in again.log.getvalue()
