@@ -85,7 +85,7 @@ class CodecSettings(Section, frozen=True, kw_only=True):
 
 
 class OuterSettings(Section, frozen=True, kw_only=True):
-    preset: Literal["fixed", "auto"] = "fixed"
+    preset: Literal["fixed", "auto"] = "auto"
     lr: float = 0.6
     momentum: float = 0.3
 
@@ -148,7 +148,7 @@ LIVE: Final = ("round", "outer", "gate", "liveness", "health", "stop", "keep")
 LOCAL: Final = ("redis",)
 
 CHOSEN: Final = ("outer.lr", "outer.momentum")
-"""Chosen by the run itself, and by nobody else, where `outer.preset = "auto"`."""
+"""Chosen by the run itself, and by nobody else, where `outer.preset = "auto"`; see `by_hand`."""
 
 ARGUMENT: Final = "task.args."
 """Before the name of an argument of the task, where it is given alone."""
@@ -193,6 +193,7 @@ def load(
             reading.take_argument(key.removeprefix(ARGUMENT), text, "flag")
         else:
             reading.take_text(key, text, "flag")
+    reading.take_implied()
     settings = reading.settings()
     if settings.outer.preset == "auto":
         reading.refuse_given(
@@ -252,8 +253,14 @@ def amend(settings: Settings, changes: Mapping[str, Scalar]) -> Settings:
     return replace(settings, changes)
 
 
+def by_hand(changes: Mapping[str, Scalar]) -> dict[str, Scalar]:
+    """`changes`, and where they choose the outer step, but no preset, the one that keeps to such a choice."""
+    alone = "outer.preset" not in changes and any(key in changes for key in CHOSEN)
+    return {**changes, "outer.preset": "fixed"} if alone else dict(changes)
+
+
 def read_changes(texts: Mapping[str, str]) -> dict[str, Scalar]:
-    """Changes as they are typed, dotted key -> text, as values of the right type.
+    """Changes as they are typed, dotted key -> text, as values of the right type, with what they imply.
 
     Raises: ConfigError: unknown keys (the nearest is named), or values of another type.
     """
@@ -261,7 +268,8 @@ def read_changes(texts: Mapping[str, str]) -> dict[str, Scalar]:
     for key, text in texts.items():
         reading.take_text(key, text, "change")
     reading.refuse()
-    return {key: reading.values[key.partition(".")[0]][key.partition(".")[2]] for key in texts}
+    read = {key: reading.values[key.partition(".")[0]][key.partition(".")[2]] for key in texts}
+    return by_hand(read)
 
 
 def check(settings: Settings) -> None:
@@ -333,6 +341,13 @@ class _Reading:
         section, _, name = key.partition(".")
         self.values.setdefault(section, {})[name] = value
         self.origins[key] = where
+
+    def take_implied(self) -> None:
+        """What was taken implies more (`by_hand`); it comes from where that came from."""
+        given = {key: "" for key, where in self.origins.items() if where != "default"}
+        for key, value in by_hand(given).items():
+            if key not in given:
+                self.take(key, value, self._where(*CHOSEN))
 
     def settings(self) -> Settings:
         """What was taken, with the defaults for all else. Raises: ConfigError with all mistakes."""

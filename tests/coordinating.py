@@ -85,6 +85,7 @@ def write_run(folder: Path, *, redis_url: str, **sections: Mapping[str, object])
         "round": {"every_steps": 4, "overlap_steps": 1, "in_flight": 1},
         "liveness": {"beat_s": 0.1, "suspect_s": 20.0, "gone_s": 20.0, "lease_s": 1.5},
         "gate": {"calm_rounds": 1000},
+        "outer": {"preset": "fixed"},
     }
     for name, values in sections.items():
         tables.setdefault(name, {}).update(values)

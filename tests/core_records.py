@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from ddl.config import Settings
+from ddl.config import OuterSettings, Settings
 from ddl.core.log import LogState
 from ddl.protocol import wire
 from ddl.protocol.keys import ObjectKeys
@@ -33,7 +33,7 @@ def ref(text: str) -> ObjectRef:
 
 
 def run_record(settings: Settings | None = None) -> RunRecord:
-    """A run of two fragments with one tensor each."""
+    """A run of two fragments with one tensor each; by default its outer step stays as it is."""
     tensors = tuple(
         TensorSpec(
             name=f"w{p}", shape=(n,), dtype="float32", kind="parameter", rule="mean", fragment=p
@@ -45,7 +45,7 @@ def run_record(settings: Settings | None = None) -> RunRecord:
         name="demo",
         lineage="lineage",
         created_at=1000.0,
-        settings=settings or Settings(),
+        settings=settings or Settings(outer=OuterSettings(preset="fixed")),
         layout=Layout(num_fragments=2, tensors=tensors),
         task_digest="",
         fragments=(ref("f0v0"), ref("f1v0")),

@@ -53,8 +53,8 @@ _MEANINGS: Final = {
     "adopt.alpha": "blend only: share of the steps not yet handed in that is kept",
     "codec.up": "of contributions: fp32 | bf16 | int8 | int4; what it loses is handed in later",
     "codec.down": "of versions: full | int4-step (the change, in 4 bits)",
-    "outer.preset": "fixed (lr and momentum as below) | auto (chosen as the run goes on; see its log)",
-    "outer.lr": "learning rate",
+    "outer.preset": "auto (chosen as the run goes on; see its log) | fixed (as below, if they are set)",
+    "outer.lr": "learning rate; where it or momentum is set, the preset is fixed unless it is set, too",
     "outer.momentum": "below 1",
     "gate.norm_factor": "refused: a step so many times longer than those of peers and history",
     "gate.calm_rounds": "rounds at the start in which the length is not judged",
@@ -72,7 +72,7 @@ _MEANINGS: Final = {
     "stop.tokens": "trained in all, over all learners",
     "stop.commits": "versions of the whole model",
     "keep.versions": "newest versions of each fragment",
-    "keep.every": "and each so-many-th one for good; 0: none",
+    "keep.every": "and every so-many-th version of the whole model, for good: storage grows; 0: none",
     "keep.contributions": "receipted (removed once merged) | all (for `ddl verify --replay`)",
 }
 

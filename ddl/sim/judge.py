@@ -164,7 +164,7 @@ class Judge:
                 raise ViolationError(f"{receipt.id} is merged with staleness {stale}")
             self._check_alignment(self.books[receipt.id][0])
         self.expect(
-            len(merged) >= quorum or settings != self._world.run.settings,
+            len(merged) >= quorum or settings.round != self._world.run.settings.round,
             f"record {record.seq} merges {len(merged)} contributions, the quorum is {quorum}",
         )
         master, momentum = self._state[step.fragment]

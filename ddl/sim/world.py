@@ -18,6 +18,7 @@ from ddl.config import (
     KeepSettings,
     LivenessSettings,
     MergeSettings,
+    OuterSettings,
     RoundSettings,
     RunSettings,
     Settings,
@@ -300,6 +301,7 @@ class World:
                 staleness_max=rng.choice([1, 2, 4]),
             ),
             merge=MergeSettings(method="mean"),
+            outer=OuterSettings(preset="fixed" if self.seed % 2 else "auto"),
             codec=CodecSettings(
                 up=rng.choice(["fp32", "bf16", "int8", "int4"]),
                 down=rng.choice(["full", "full", "int4-step"]),

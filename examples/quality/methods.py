@@ -134,13 +134,14 @@ class WorkTask:
 
 def changes_of(cell: Cell, work: Workload) -> dict[str, Scalar]:
     """Dotted settings: four fragments, the cell's seed and budget, and what the cell changes."""
-    return {
+    changes = {
         "run.seed": cell.seed,
         "health.rollback": "off",
         "stop.tokens": cell.learners * cell.steps * work.tokens_per_step(),
         "fragments.num": FRAGMENTS,
         **cell.settings,
     }
+    return config.by_hand(changes)
 
 
 def settings_of(cell: Cell, work: Workload) -> Settings:

@@ -74,7 +74,7 @@ def setting(tmp_path: Path, redis_url: str, monkeypatch: pytest.MonkeyPatch) -> 
     (tmp_path / "other.py").write_text(OTHER)
     text = toml.read_text()
     toml.rename(tmp_path / "good.toml")
-    (tmp_path / "bad.toml").write_text(text + "\n[outer]\nlr = 0\n")
+    (tmp_path / "bad.toml").write_text(text.replace("[outer]", "[outer]\nlr = 0"))
     (tmp_path / "elsewhere.toml").write_text(text.replace(redis_url, NOWHERE))
     with running(options(tmp_path / "good.toml")):
         yield Setting(tmp_path, redis_url)

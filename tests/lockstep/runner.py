@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from ddl import config
-from ddl.config import FragmentSettings, RoundSettings, Section, Settings
+from ddl.config import FragmentSettings, OuterSettings, RoundSettings, Section, Settings
 from ddl.coordinator.payloads import Payloads
 from ddl.core import events as e
 from ddl.core.invariants import check
@@ -49,7 +49,12 @@ def infos(num: int, shape: tuple[int, ...] = (2, 3), dtype: str = "float32") -> 
 def settings_of(num_fragments: int, **sections: Section) -> Settings:
     """Settings of a small quick run: H = 8 steps, two rounds in flight where there can be two."""
     quick = RoundSettings(every_steps=8, overlap_steps=2, in_flight=min(2, num_fragments))
-    given = {"fragments": FragmentSettings(num=num_fragments), "round": quick} | sections
+    standing = OuterSettings(preset="fixed")  # nothing in the log but what a test does
+    given = {
+        "fragments": FragmentSettings(num=num_fragments),
+        "round": quick,
+        "outer": standing,
+    } | sections
     settings = msgspec.structs.replace(Settings(), **given)
     config.replace(settings, {})  # they can be used together
     return settings

@@ -52,7 +52,7 @@ def test_two_outer_steps_by_hand() -> None:
         g1 = n1/8        buf1 = g1              Theta1 = 0 - 1/2 (g1 + 1/2 buf1) = -3/4 g1
         g2 = n2/8        buf2 = 1/2 g1 + g2     Theta2 = Theta1 - 1/2 (g2 + 1/2 buf2)
     """
-    settings = settings_of(1, outer=OuterSettings(lr=0.5, momentum=0.5))
+    settings = settings_of(1, outer=OuterSettings(preset="fixed", lr=0.5, momentum=0.5))
     run = Run(settings, infos(1))
     run.start_coordinator()
     run.add_learner("a", ConstantGradient(run.layout, lr=0.125))

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ddl import config
-from ddl.config import FIXED, LIVE, LOCAL, Settings, all_keys, load
+from ddl.config import FIXED, LIVE, LOCAL, OuterSettings, Settings, all_keys, load
 from ddl.core.log import HISTORY
 from ddl.errors import ConfigError
 from ddl.limits import LIMITS, STALENESS_LIMIT
@@ -96,6 +96,23 @@ def test_what_the_run_chooses_cannot_be_given_as_well() -> None:
     )
     assert load(flags=flags | {"outer.preset": "fixed"}).settings.outer.momentum == 0.9
     assert load(flags={"outer.preset": "auto"}).settings.outer.preset == "auto"
+
+
+def test_an_outer_step_that_is_given_stays_as_it_is(tmp_path: Path) -> None:
+    """lr or momentum alone mean the fixed preset, and `config show` tells where that comes from."""
+    assert load().settings.outer.preset == "auto"
+    loaded = load(written(tmp_path, "[outer]\nlr = 0.5\n"), flags={"round.quorum": "2"})
+    assert loaded.settings.outer == OuterSettings(preset="fixed", lr=0.5)
+    assert (
+        loaded.origins["outer.preset"] == loaded.origins["outer.lr"] == str(tmp_path / "run.toml")
+    )
+    assert config.read_changes({"outer.momentum": "0.5"}) == {
+        "outer.momentum": 0.5,
+        "outer.preset": "fixed",
+    }
+    both = {"outer.momentum": "0.5", "outer.preset": "auto"}
+    assert config.read_changes(both) == {"outer.momentum": 0.5, "outer.preset": "auto"}
+    assert config.read_changes({"round.quorum": "3"}) == {"round.quorum": 3}
 
 
 def test_a_setting_of_another_mode_is_no_use() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from ddl.config import RoundSettings, Settings
+from ddl.config import OuterSettings, RoundSettings, Settings
 from ddl.core import events as e
 from ddl.core.invariants import Watch, check, check_learner
 from ddl.core.learner import LearnerMachine, Staged
@@ -19,8 +19,9 @@ from tests.core_records import genesis, handin, learner, receipt, ref
 
 def machine() -> Machine:
     """Two rounds open, one contribution ready, one refused, one record in the log; nothing wrong."""
-    settings = msgspec.structs.replace(
-        Settings(), round=RoundSettings(every_steps=4, overlap_steps=1, quorum=2, deadline_s=50.0)
+    settings = Settings(
+        round=RoundSettings(every_steps=4, overlap_steps=1, quorum=2, deadline_s=50.0),
+        outer=OuterSettings(preset="fixed"),
     )
     core = Machine(run="demo", log=genesis(settings), epoch=1, holder="c1", ddl_version="0")
     for name in "ab":

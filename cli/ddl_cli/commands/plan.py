@@ -168,7 +168,7 @@ def _lines(made: Plan) -> Iterator[str]:
         (
             "kept",
             f"{_size(storage.kept_bytes)}, and for good "
-            f"{_size(storage.kept_for_good_bytes_per_day)} a day",
+            f"{_size(storage.kept_for_good_bytes_per_day)} a day (by keep.every)",
         ),
     )
 

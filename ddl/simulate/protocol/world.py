@@ -9,8 +9,6 @@ from functools import partial
 from random import Random
 from typing import Final
 
-from msgspec.structs import replace
-
 from ddl import config
 from ddl.config import Scalar, Settings
 from ddl.core.log import LogState
@@ -27,7 +25,7 @@ from ddl.simulate.protocol.coordinator import Coordinator
 from ddl.simulate.protocol.learner import Lane, Learner
 from ddl.simulate.protocol.pipe import Pipe
 from ddl.simulate.protocol.tally import RunCell, Tally, Traffic, mean
-from ddl.simulate.settings import Protocol, Study
+from ddl.simulate.settings import Study
 from ddl.simulate.tape import Tape
 
 FOUNDED_S: Final = 5.0
@@ -68,8 +66,11 @@ class World:
         self.tally = Tally()
         self.latency_s = given.latency_s
         self.fetching, self.publishing = Pipe(given.coordinator_mbit), Pipe(given.coordinator_mbit)
-        settings = _settings(given, changes)
-        self.elements = math.ceil(given.parameters / settings.fragments.num)
+        settings = config.replace(given.settings, changes)
+        num_fragments = settings.fragments.num or default_num_fragments(
+            4 * given.parameters, given.parameters, settings.round.every_steps
+        )
+        self.elements = math.ceil(given.parameters / num_fragments)
         by_steps = settings.codec.down == "int4-step"
         bf16 = settings.fragments.publish_dtype == "bfloat16"
         self.up_bytes = self._bytes(CODEC_BITS[settings.codec.up])
@@ -77,7 +78,7 @@ class World:
         self._published_bytes = self._bytes(16 if bf16 else 32)
         self._step_bytes = self._bytes(CODEC_BITS["int4"]) if by_steps else 0
         self.keys = ObjectKeys(settings.run.name)
-        self.run = self._genesis(settings)
+        self.run = self._genesis(settings, num_fragments)
         self._log = LogState.genesis(self.run)
         self._begins_at = self.timeline.now + FOUNDED_S
         self._pids = itertools.count(1)
@@ -191,8 +192,8 @@ class World:
         """Of a fragment with so many bits an element."""
         return math.ceil(self.elements * bits / 8)
 
-    def _genesis(self, settings: Settings) -> RunRecord:
-        fragments = range(settings.fragments.num)
+    def _genesis(self, settings: Settings, num_fragments: int) -> RunRecord:
+        fragments = range(num_fragments)
         return RunRecord(
             ddl_version="0",
             name=settings.run.name,
@@ -216,13 +217,3 @@ class World:
             task_digest="",
             fragments=tuple(self.published(fragment, 0) for fragment in fragments),
         )
-
-
-def _settings(given: Protocol, changes: Mapping[str, Scalar]) -> Settings:
-    """Those of the run, with a number of fragments. Raises: ConfigError."""
-    settings = config.replace(given.settings, changes)
-    if settings.fragments.num:
-        return settings
-    parameters = given.parameters
-    num = default_num_fragments(4 * parameters, parameters, settings.round.every_steps)
-    return replace(settings, fragments=replace(settings.fragments, num=num))
