@@ -21,8 +21,8 @@ HEALTH: Final = "health"
 LOSSES_KEPT: Final = 16
 """Healthy steps that a loss is compared with: their median, so that one lucky step is no measure."""
 
-COSINES_KEPT: Final = 16
-"""Steps whose agreement with the momentum is remembered."""
+OUTER_KEPT: Final = 16
+"""Steps whose agreement with the momentum is remembered, and how late they were."""
 
 LOSSES_LEAST: Final = 4
 """Healthy steps without which nothing is judged."""
@@ -35,6 +35,7 @@ class Vitals(msgspec.Struct, kw_only=True):
         losses: mean loss of the last healthy steps, the newest last.
         cosines: how far the last outer gradients went along with the momentum before them (see
             `Health.cos_prev`), the newest last.
+        staleness: how many versions late, on average, what each of the last steps merged was.
         num_bad: bad steps in a row.
         healthy_version: the newest global version that is known to be good: learners have trained on
             it, and on all before it, with healthy losses.
@@ -43,20 +44,28 @@ class Vitals(msgspec.Struct, kw_only=True):
 
     losses: list[float] = []
     cosines: list[float] = []
+    staleness: list[float] = []
     num_bad: int = 0
     healthy_version: int = 0
     rolled_back_to: int = -1
 
     def note_step(
-        self, health: Health, *, version: int, num_fragments: int, settings: HealthSettings
+        self,
+        health: Health,
+        *,
+        staleness: float,
+        version: int,
+        num_fragments: int,
+        settings: HealthSettings,
     ) -> None:
-        """A step has made global version `version`.
+        """A step has made global version `version`, of contributions of this mean staleness.
 
         Its losses were had on versions before it. One cycle of all fragments back they surely are
         those of a model that learners have adopted, so that one is healthy if they are.
         """
         if health.cos_prev is not None:
-            self.cosines = [*self.cosines, health.cos_prev][-COSINES_KEPT:]
+            self.cosines = [*self.cosines, health.cos_prev][-OUTER_KEPT:]
+        self.staleness = [*self.staleness, staleness][-OUTER_KEPT:]
         if settings.rollback != "off" and self._is_bad(health.loss_least, settings):
             self.num_bad += 1
             return
@@ -72,7 +81,7 @@ class Vitals(msgspec.Struct, kw_only=True):
         itself goes back to is one of them.
         """
         self.num_bad = 0
-        self.cosines = []
+        self.cosines, self.staleness = [], []
         if by_person:
             self.losses = []
         self.healthy_version = self.rolled_back_to = version

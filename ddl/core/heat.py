@@ -16,7 +16,7 @@ coordinator chooses as the one before it did, and every change is a record.
 
 from __future__ import annotations
 
-from statistics import mean, median
+from statistics import fmean, mean, median
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
@@ -32,7 +32,8 @@ LR: Final = (0.8, 0.6)
 MOMENTUM_FIRST: Final = (0.2, 0.4)
 """In a short run, in a long one."""
 
-MOMENTUM_MAX: Final = 0.97
+MOMENTUM_MAX, MOMENTUM_LATE = 0.97, 0.3
+"""Where all comes in time, and where contributions are a version late or more; in between in proportion."""
 
 NOTCH: Final = 0.1
 """A change of lr or heat by a smaller part waits: each is a record, before the next version's."""
@@ -63,12 +64,16 @@ def choose(log: LogState) -> Choice | None:
     length = 1.0 if steps is None else min(1.0, max(0.0, (steps - FEW) / (MANY - FEW)))
     lr, first = (low + (high - low) * length for low, high in (LR, MOMENTUM_FIRST))
     last = MOMENTUM_MAX if steps is None else min(MOMENTUM_MAX, max(first, 1.0 - 2.5 / steps))
-    trust = _trust(log.vitals.cosines)
-    momentum = trust * (first + (last - first) * used)
+    trust, late = _trust(log.vitals.cosines), fmean(log.vitals.staleness or [0.0])
+    bearable = MOMENTUM_MAX - (MOMENTUM_MAX - MOMENTUM_LATE) * min(1.0, late)
+    momentum = trust * min(bearable, first + (last - first) * used)
     same_heat = abs(momentum - outer.momentum) < NOTCH * (1.0 - outer.momentum)
     if same_heat and abs(lr - outer.lr) < NOTCH * outer.lr:
         return None
-    return Choice(round(lr, 3), round(momentum, 3), _why(log, steps, trust))
+    is_held = bearable < first + (last - first) * used
+    return Choice(
+        round(lr, 3), round(momentum, 3), _why(log, steps, late if is_held else 0.0, trust)
+    )
 
 
 def _outer_steps(log: LogState) -> float | None:
@@ -83,7 +88,7 @@ def _trust(cosines: list[float]) -> float:
     return 1.0 + min(0.0, median(cosines)) if cosines else 1.0
 
 
-def _why(log: LogState, steps: float | None, trust: float) -> str:
+def _why(log: LogState, steps: float | None, late: float, trust: float) -> str:
     stop = log.settings.stop
     if not (stop.tokens or stop.commits):
         why = "the run has no budget"
@@ -91,6 +96,8 @@ def _why(log: LogState, steps: float | None, trust: float) -> str:
         why = "the run begins"
     else:
         why = f"{log.budget_ratio:.0%} of about {steps:.0f} outer steps a fragment are done"
+    if late:
+        why += f"; contributions are {late:.1f} versions late"
     if trust < 1:
         why += f"; outer gradients point against momentum (cosine {median(log.vitals.cosines):.2f})"
     return why

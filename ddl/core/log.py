@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from statistics import median
+from statistics import fmean, median
 from typing import Any, Final
 
 import msgspec
@@ -351,6 +351,7 @@ class LogState(msgspec.Struct, kw_only=True):
         self.health = record.health
         self.vitals.note_step(
             record.health,
+            staleness=fmean(receipt.staleness for receipt in merged) if merged else 0.0,
             version=record.global_version,
             num_fragments=len(self.fragments),
             settings=self.settings.health,

@@ -18,7 +18,7 @@ def after(
     vitals = vitals or Vitals()
     for version, loss in enumerate(losses, 1):
         health = Health(loss_mean=loss, loss_least=loss)
-        vitals.note_step(health, version=version, num_fragments=2, settings=settings)
+        vitals.note_step(health, staleness=0.0, version=version, num_fragments=2, settings=settings)
     return vitals
 
 
@@ -83,5 +83,5 @@ def test_a_rollback_helps_once() -> None:
     assert (vitals.healthy_version, vitals.num_bad, vitals.may_roll_back) == (12, 0, False)
     for version in (13, 14, 15):
         health = Health(loss_mean=2.0, loss_least=2.0)
-        vitals.note_step(health, version=version, num_fragments=2, settings=HOLD)
+        vitals.note_step(health, staleness=0.0, version=version, num_fragments=2, settings=HOLD)
     assert (vitals.healthy_version, vitals.may_roll_back) == (13, True)
