@@ -170,7 +170,9 @@ def view(**changes: Any) -> View:
         now=NOW,
         latency_s=0.0004,
         entry=RunEntry(run=record, store_url="file:///srv/ddl", boot="b", settings=record.settings),
-        lease=Lease(holder="host-a:77", epoch=3, host="host-a", pid=77, taken_at=NOW - 90),
+        lease=Lease(
+            holder="host-a:77", epoch=3, host="host-a", pid=77, taken_at=NOW - 90, store_s=0.034
+        ),
         lease_left_s=8.5,
         standbys=(),
         head=Head(

@@ -12,6 +12,8 @@ import threading
 from collections.abc import Callable
 from typing import Final
 
+import msgspec
+
 from ddl.clock import Clock
 from ddl.core.tenure import Tenure
 from ddl.errors import LeaseLostError, RefusedError, RegistryError, StoreError
@@ -145,9 +147,17 @@ class LeaseKeeper:
         """Use another length from the next renewal on."""
         self._tenure.length_s = ttl_s
 
-    def store_wrote(self) -> None:
-        """The store took a write just now; from any thread."""
-        self._tenure.stored(self._clock.monotonic())
+    def store_wrote(self, *, since: float | None = None) -> None:
+        """The store took a write just now; from any thread.
+
+        Args:
+            since: monotonic instant at which it was sent, if it was a small one: for how long such a
+                write takes is shown with the lease.
+        """
+        now = self._clock.monotonic()
+        self._tenure.stored(now)
+        if since is not None:
+            self.lease = msgspec.structs.replace(self.lease, store_s=round(now - since, 4))
 
     @property
     def is_sure(self) -> bool:
@@ -200,7 +210,8 @@ class LeaseKeeper:
 
     def _store_answers(self) -> bool:
         """Whether the store took a write lately; writes one itself if nobody else has."""
-        if not self._tenure.should_probe(self._clock.monotonic()):
+        sent_at = self._clock.monotonic()
+        if not self._tenure.should_probe(sent_at):
             return True
         try:
             self._probe()
@@ -209,7 +220,7 @@ class LeaseKeeper:
                 return True
             self._note_doubt(f"the lease is let go: {error}")
             return False
-        self.store_wrote()
+        self.store_wrote(since=sent_at)
         return True
 
     def _note_doubt(self, text: str) -> None:

@@ -438,13 +438,14 @@ class Service:
         def write() -> e.RecordWritten | e.RecordTaken | None:
             if not self._keeper.wait_sure():
                 return None
+            sent_at = self._clock.monotonic()
             entry = self._history.write(record)
+            self._keeper.store_wrote(since=sent_at)
             kind = e.RecordWritten if entry.record == record else e.RecordTaken
             return kind(entry.record, entry.digest)
 
         event = self._until_stored(write)
         if event is not None:
-            self._keeper.store_wrote()
             self._inbox.put(event)
 
     def _write_checkpoint(self, seq: int, data: bytes) -> None:

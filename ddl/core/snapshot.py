@@ -20,6 +20,7 @@ from ddl.protocol.records import (
     Head,
     Health,
     LearnerView,
+    Lease,
     LedgerRow,
     LedgerTotals,
     Receipt,
@@ -65,7 +66,7 @@ def snapshot(view: View) -> RunSnapshot | None:
         ),
         services={
             "redis": _redis_view(view),
-            "store": _store_view(learners),
+            "store": _store_view(learners, view.lease),
         },
         learners=learners,
         rounds=view.rounds,
@@ -228,15 +229,20 @@ def _redis_view(view: View) -> ServiceView:
     return ServiceView(ok=not is_full, latency_s=view.latency_s, error="; ".join(errors))
 
 
-def _store_view(learners: Iterable[LearnerView]) -> ServiceView:
-    """The store as the learners find it that are there: nobody else reports on it."""
+def _store_view(learners: Iterable[LearnerView], lease: Lease | None) -> ServiceView:
+    """The store as the learners find it that are there, and how long the coordinator's writes take."""
+    latency_s = lease.store_s if lease is not None else None
     down = [one for one in learners if one.store_down_s > 0 and one.state in PRESENT]
     if not down:
-        return ServiceView(ok=True)
+        return ServiceView(ok=True, latency_s=latency_s)
     named = ", ".join(f"{one.id} for {one.store_down_s:.0f} s" for one in down[:3])
     more = f" and {len(down) - 3} more" if len(down) > 3 else ""
     causes = "; ".join(dict.fromkeys(one.error for one in down if one.error))
-    return ServiceView(ok=False, error=f"not reached by {named}{more}" + (causes and f": {causes}"))
+    return ServiceView(
+        ok=False,
+        latency_s=latency_s,
+        error=f"not reached by {named}{more}" + (causes and f": {causes}"),
+    )
 
 
 # ---- the ledger -------------------------------------------------------------------------------

@@ -315,13 +315,17 @@ class RunEntry(Record, frozen=True, kw_only=True):
 
 
 class Lease(Record, frozen=True, kw_only=True):
-    """The right to coordinate."""
+    """The right to coordinate.
+
+    `store_s`: how long the holder's newest small write to the store took, in seconds; for people.
+    """
 
     holder: str
     epoch: int
     host: str = ""
     pid: int = 0
     taken_at: float = 0.0
+    store_s: float | None = None
 
 
 class Head(Record, frozen=True, kw_only=True):

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from typing import NamedTuple
 
+import msgspec
 import pytest
 
 from ddl.config import Settings, replace
@@ -121,6 +122,20 @@ def test_what_is_no_lease_is_overwritten(empty: Sides, rubbish: str | bytes | li
     assert second.held
     assert second.lease is not None
     assert second.lease.epoch == 2
+
+
+def test_a_renewed_lease_tells_what_its_holder_says_now(empty: Sides) -> None:
+    """How the store answers its holder changes; to whom it belongs, and since when, does not."""
+    first = empty.coordinator.take_lease(lease(), ttl_s=10, min_epoch=0).lease
+    assert first is not None
+    slower = msgspec.structs.replace(first, store_s=1.5)
+    renewed = empty.coordinator.renew_lease(slower, ttl_s=10)
+    assert (renewed.held, renewed.lease) == (True, slower)
+    assert empty.reader.view().lease == slower
+    again = empty.coordinator.take_lease(lease(), ttl_s=10, min_epoch=0)  # its reply was lost
+    assert (again.held, again.lease) == (True, slower)
+    empty.coordinator.release_lease(first)
+    assert empty.reader.view().lease is None
 
 
 def test_a_lease_without_an_end_gets_one(empty: Sides) -> None:

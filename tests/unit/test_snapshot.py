@@ -17,6 +17,7 @@ from ddl.protocol.records import (
     LedgerRow,
     Order,
     RunSnapshot,
+    ServiceView,
     Work,
 )
 from ddl.registry.base import View
@@ -167,8 +168,9 @@ def test_before_the_first_version_the_loss_is_the_learners_mean() -> None:
 
 
 def test_a_store_that_a_learner_cannot_reach_is_named() -> None:
-    """Learners are the ones that see the store."""
-    assert taken(view()).services["store"].ok
+    """Learners are the ones that see the store; how fast it is, the coordinator tells with its lease."""
+    assert taken(view()).services["store"] == ServiceView(ok=True, latency_s=0.034)
+    assert taken(view(lease=None)).services["store"] == ServiceView(ok=True)
     store = taken(view(learners={"anna": learner("anna", store_down_s=31.0)})).services["store"]
     assert not store.ok
     assert store.error == "not reached by anna for 31 s"

@@ -172,10 +172,19 @@ def _services(shown: RunSnapshot) -> Iterator[Text]:
     if not redis.ok:
         text.append("ails", "red")
     elif redis.latency_s is not None:
-        text.append(f"{1e3 * redis.latency_s:.1f} ms")
+        text.append(_milliseconds(redis.latency_s))
     text.append(", store ")
-    text.append("ok" if store.ok else "ails", "green" if store.ok else "red")
+    if not store.ok:
+        text.append("ails", "red")
+    elif store.latency_s is not None:
+        text.append(_milliseconds(store.latency_s))
+    else:
+        text.append("ok", "green")
     yield text
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{1e3 * seconds:.{1 if seconds < 0.01 else 0}f} ms"
 
 
 def _traffic(shown: RunSnapshot, rates: Rates) -> Iterator[Text]:

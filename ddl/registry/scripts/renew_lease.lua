@@ -1,5 +1,6 @@
 -- Extends a lease, or puts it back if it ran out and nobody has taken it since, or if an older one
 -- stands there (Redis has failed over to a copy that lagged behind), or something that is no lease.
+-- What else it tells of its holder is taken over.
 -- KEYS[1] lease  KEYS[2] epoch
 -- ARGV[1] Lease  ARGV[2] time to live in ms
 -- Returns {1 if held, Lease in force or '', its ms left, now, 1 if something else stood there}.
@@ -8,9 +9,11 @@ local ours = cjson.decode(ARGV[1])
 local held, present = standing_lease(KEYS[1])
 if held then
   if held.epoch == ours.epoch and held.holder == ours.holder then
-    -- not SET: a Redis that is out of memory still lets the holder keep the run
-    redis.call('PEXPIRE', KEYS[1], ARGV[2])
-    return {1, present, tonumber(ARGV[2]), now, 0}
+    local told = redis.pcall('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
+    if told.err then  -- a Redis that is out of memory still lets the holder keep the run
+      redis.call('PEXPIRE', KEYS[1], ARGV[2])
+    end
+    return {1, ARGV[1], tonumber(ARGV[2]), now, 0}
   end
   if held.epoch >= ours.epoch then
     return {0, present, redis.call('PTTL', KEYS[1]), now, 0}
