@@ -1,4 +1,4 @@
-"""The outer step of `outer.preset = "auto"`: how hot it is, from where the run stands.
+"""What `outer.preset = "auto"` chooses: how hot the outer step is, and how often there is one at first.
 
 Heat is lr / (1 - momentum): how far one contribution moves the model in the end. Early in a run the
 learners' own learning rates are high, a fragment easily overshoots where the model is curved, and heat
@@ -9,6 +9,9 @@ still in the momentum when the run ends never reached the model. With many outer
 rate may be lower, and momentum higher from the start. Fewer learners make a budget last for more
 outer steps, and N follows. Momentum falls should the outer gradients turn against it: that is
 overshooting.
+
+The first versions come more often: while a model learns the most common things, learners part so fast
+that what they learn in H steps hardly adds up, and what is lost there is not made good later.
 
 Measured in `examples/quality`; ARCHITECTURE.md has the tables. All is a pure function of the log: a new
 coordinator chooses as the one before it did, and every change is a record.
@@ -34,6 +37,14 @@ MOMENTUM_FIRST: Final = (0.2, 0.4)
 
 MOMENTUM_MAX, MOMENTUM_LATE = 0.97, 0.3
 """Where all comes in time, and where contributions are a version late or more; in between in proportion."""
+
+FIRST_VERSIONS = 32
+"""So many versions of each fragment come `FIRST_RATIO` times as often as later ones."""
+
+FIRST_RATIO = 4.0
+
+IN_TIME = 0.5
+"""Mean staleness up to which links bear more."""
 
 NOTCH: Final = 0.1
 """A change of lr or heat by a smaller part waits: each is a record, before the next version's."""
@@ -74,6 +85,17 @@ def choose(log: LogState) -> Choice | None:
     return Choice(
         round(lr, 3), round(momentum, 3), _why(log, steps, late if is_held else 0.0, trust)
     )
+
+
+def every_steps(log: LogState) -> float:
+    """Steps of a learner from one version of a fragment to its next, as things stand."""
+    settings = log.settings
+    often = (
+        settings.outer.preset == AUTO
+        and log.global_version < FIRST_VERSIONS * len(log.fragments)
+        and fmean(log.vitals.staleness or [0.0]) <= IN_TIME
+    )
+    return max(1.0, settings.round.every_steps / (FIRST_RATIO if often else 1.0))
 
 
 def _outer_steps(log: LogState) -> float | None:

@@ -37,11 +37,11 @@ class Pace:
         self._quorum_s = Ema()
         self._sync_s = Ema()
 
-    def opens_at(self, settings: RoundSettings, step_s: float, now: float) -> float:
+    def opens_at(self, every_steps: float, step_s: float, now: float) -> float:
         """The instant from which on one more round may open."""
         if self._last_opened_at is None:
             return now
-        return self._last_opened_at + rounds.opening_gap_s(settings, step_s, self._num_fragments)
+        return self._last_opened_at + rounds.opening_gap_s(every_steps, step_s, self._num_fragments)
 
     def due_fragment(self, busy: Container[int]) -> int | None:
         """The next fragment in cyclic order that is not busy, if there is one."""

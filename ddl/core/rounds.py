@@ -123,12 +123,12 @@ class Ema:
         self.value = self._keep * kept + (1.0 - self._keep) * value
 
 
-def opening_gap_s(settings: RoundSettings, step_s: float, num_fragments: int) -> float:
+def opening_gap_s(every_steps: float, step_s: float, num_fragments: int) -> float:
     """Seconds between two openings, so that each fragment is due once in `every_steps` steps.
 
     Without this floor, a fast link would merge after every few steps, and quality falls with it.
     """
-    return settings.every_steps * step_s / num_fragments
+    return every_steps * step_s / num_fragments
 
 
 def deadline_s(settings: RoundSettings, step_s: float | None) -> float:

@@ -36,7 +36,7 @@ from ddl.learner.session import JoinOptions, Session, find_run
 from ddl.learner.shared import Shared, StagedFragment
 from ddl.learner.up import Taken, UpThread
 from ddl.learner.voice import Voice
-from ddl.learner.warm import WarmState
+from ddl.learner.warm import LEAST_GAP_S, WarmState
 from ddl.merge.movement import Movement
 from ddl.protocol.records import LearnerRecord
 from ddl.task import Progress
@@ -305,7 +305,13 @@ class Learner:
             optimizer=optimizer,
             batches=batches,
         )
-        if outcome := self._warm.restore():
+        outcome = self._warm.restore()
+        if not outcome and self._session.incarnation > 1:
+            outcome = (
+                "starts cold: its former life left no optimizer state on this machine (a life keeps "
+                f"it from {LEAST_GAP_S:.0f} s on)"
+            )
+        if outcome:
             self._session.tell("learner.warm", f"{self.id} {outcome}")
 
     def _keep_warm(self, warm: WarmState) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import msgspec
 import pytest
 
+from ddl import config
 from ddl.config import OuterSettings, Settings, StopSettings
 from ddl.core import heat
 from ddl.core.log import LogState
@@ -148,3 +149,28 @@ def test_late_contributions_bear_little_momentum(every: int, most: float) -> Non
         merge(log, cosine=0.4)
         follow(log)
     assert momentum(log) > 0.9
+
+
+def test_the_first_versions_come_more_often_where_links_bear_it() -> None:
+    """H = 24: every 6 steps until each of two fragments has 32 versions, but not while what comes is late;
+    never more often than every step; with a fixed preset always as the settings say."""
+    log = auto()
+    assert heat.every_steps(log) == 6.0
+    for _ in range(8):
+        merge(log)
+    merge(log, staleness=1)
+    assert heat.every_steps(log) == 6.0
+    for _ in range(8):
+        merge(log, staleness=1)
+    assert heat.every_steps(log) == 24.0
+    for _ in range(16):
+        merge(log)
+    assert heat.every_steps(log) == 6.0
+    tiny = config.replace(log.settings, {"round.every_steps": 3})
+    assert heat.every_steps(msgspec.structs.replace(log, settings=tiny)) == 1.0
+    fixed = config.replace(log.settings, {"outer.preset": "fixed"})
+    assert heat.every_steps(msgspec.structs.replace(log, settings=fixed)) == 24.0
+    while log.global_version < 64:
+        assert heat.every_steps(log) == 6.0
+        merge(log)
+    assert heat.every_steps(log) == 24.0

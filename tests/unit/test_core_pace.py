@@ -37,11 +37,11 @@ def test_launch_numbers_are_never_shared_between_epochs() -> None:
 def test_openings_keep_their_distance() -> None:
     """The first may open at once, the next H * step_s / P = 8 * 1 / 4 = 2 s later."""
     pace = Pace(epoch=1, num_fragments=4, last_fragment=-1)
-    assert pace.opens_at(SETTINGS, 1.0, 100.0) == 100.0
+    assert pace.opens_at(8, 1.0, 100.0) == 100.0
     opening(pace, 100.0)
-    assert pace.opens_at(SETTINGS, 1.0, 100.0) == 102.0
+    assert pace.opens_at(8, 1.0, 100.0) == 102.0
     pace.shift(50.0)
-    assert pace.opens_at(SETTINGS, 1.0, 150.0) == 152.0
+    assert pace.opens_at(8, 1.0, 150.0) == 152.0
 
 
 def test_grace_learns_from_arrivals_in_time_and_late() -> None:
