@@ -38,7 +38,7 @@ MOMENTUM_FIRST: Final = (0.2, 0.4)
 MOMENTUM_MAX, MOMENTUM_LATE = 0.97, 0.3
 """Where all comes in time, and where contributions are a version late or more; in between in proportion."""
 
-FIRST_VERSIONS = 32
+FIRST_VERSIONS = 12
 """So many versions of each fragment come `FIRST_RATIO` times as often as later ones."""
 
 FIRST_RATIO = 4.0
