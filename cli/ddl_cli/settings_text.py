@@ -53,7 +53,7 @@ _MEANINGS: Final = {
     "adopt.alpha": "blend only: share of the steps not yet handed in that is kept",
     "codec.up": "of contributions: fp32 | bf16 | int8 | int4; what it loses is handed in later",
     "codec.down": "of versions: full | int4-step (the change, in 4 bits)",
-    "outer.preset": "auto (chosen as the run goes on; see its log) | fixed (as below, if they are set)",
+    "outer.preset": "auto (chosen as the run goes on, first versions sooner; see its log) | fixed (as below)",
     "outer.lr": "learning rate; where it or momentum is set, the preset is fixed unless it is set, too",
     "outer.momentum": "below 1",
     "gate.norm_factor": "refused: a step so many times longer than those of peers and history",
