@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -12,6 +13,7 @@ import pytest
 
 from ddl.coordinator.history import History
 from ddl.core.log import LogState
+from ddl.core.snapshot import snapshot
 from ddl.embedded import EmbeddedRedis
 from ddl.errors import (
     ConfigError,
@@ -483,6 +485,21 @@ def test_a_second_coordinator_is_refused_and_names_the_first(toml: Path) -> None
         ):
             second.wait()
         assert first.error is None
+
+
+def test_how_long_the_store_takes_is_shown(
+    toml: Path, store: LocalStore, join: Join, redis_url: str
+) -> None:
+    """With the lease, from the records that were written: a store that takes 0.3 s for each is seen."""
+    slow = HookedStore(store, before=lambda key: time.sleep(0.3 if "/commits/" in key else 0.0))
+    with running(options(toml), slow), closing(RedisReader(redis_url, RUN)) as reader:
+        join().contribute(1)
+
+        def shown() -> float | None:
+            view = snapshot(reader.view())
+            return view.services["store"].latency_s if view else None
+
+        eventually(lambda: 0.3 <= (shown() or 0.0) < 5.0, what="the time of a record's put")
 
 
 @pytest.mark.promise(2)
