@@ -18,7 +18,13 @@ from ddl.simulate.settings import Machines, Protocol, Study, Times, preset
 from ddl.simulate.tape import Fault, Tape
 
 SETTINGS = config.replace(
-    Settings(), {"fragments.num": 4, "round.every_steps": 8, "round.grace_ratio": 0.5}
+    Settings(),
+    {
+        "fragments.num": 4,
+        "round.every_steps": 8,
+        "round.grace_ratio": 0.5,
+        "outer.preset": "fixed",  # one pace from the beginning
+    },
 )
 FAST = Protocol(
     parameters=4_000_000, latency_s=0.001, horizon_s=200.0, settings=SETTINGS
@@ -143,6 +149,14 @@ def test_a_model_of_one_fragment_has_one_round_at_a_time() -> None:
     settings = config.replace(SETTINGS, {"fragments.num": 0})
     run = ran(parameters=1000, settings=settings)
     assert run.round_every_s == pytest.approx(8.0, abs=0.3)
+
+
+def test_the_first_versions_come_more_often_where_the_run_chooses_so() -> None:
+    """By our own core, as in a real run: the first 12 versions of each of four fragments take a quarter of
+    8 steps of 1 s each, all others 8."""
+    settings = config.replace(SETTINGS, {"outer.preset": "auto"})
+    steady, early = ran().rounds, ran(settings=settings).rounds
+    assert early - steady == pytest.approx(4 * 12 * 3 / 4, abs=8)
 
 
 def test_a_budget_ends_a_run() -> None:
