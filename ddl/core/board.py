@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ddl.core import events as e
-from ddl.core import facts, heat, rounds
+from ddl.core import facts, preset, rounds
 from ddl.core.inbox import Inbox
 from ddl.core.log import LogState
 from ddl.core.membership import Membership
@@ -91,7 +91,7 @@ class Board:
         settings = self._log.settings.round
         step_s = self._membership.step_s()
         if step_s is not None:
-            return now >= self.pace.opens_at(heat.every_steps(self._log), step_s, now)
+            return now >= self.pace.opens_at(preset.every_steps(self._log), step_s, now)
         # with fewer learners than the quorum a round opens all the same: it waits, and says why
         enough = max(1, min(settings.quorum, len(self._membership.expected)))
         return self._membership.num_seasoned(settings.every_steps) >= enough
@@ -168,7 +168,7 @@ class Board:
             yield from round_.instants()
         step_s = self._membership.step_s()
         if step_s is not None:
-            yield self.pace.opens_at(heat.every_steps(self._log), step_s, now)
+            yield self.pace.opens_at(preset.every_steps(self._log), step_s, now)
 
     def shift(self, seconds: float) -> None:
         """Move all instants, after the server's clock has jumped."""

@@ -24,7 +24,7 @@ from typing import Any
 import msgspec
 
 from ddl.core import events as e
-from ddl.core import facts, heat, requests, selection
+from ddl.core import facts, preset, requests, selection
 from ddl.core.board import Board
 from ddl.core.health import HEALTH
 from ddl.core.inbox import RECEIPTS_WAIT_S, Inbox
@@ -387,9 +387,9 @@ class Machine:
             )
         elif self.log.state == "running" and (alarm := self._alarm()):
             yield from self._on_alarm(alarm, now)
-        elif self.log.state == "running" and (choice := heat.choose(self.log)):
+        elif self.log.state == "running" and (choice := preset.choose(self.log)):
             changes, why = choice.changes, choice.why
-            yield from self._write("settings", now, changes=changes, who=heat.AUTO, why=why)
+            yield from self._write("settings", now, changes=changes, who=preset.AUTO, why=why)
         elif self.inbox.unlogged:
             if now >= self.inbox.unlogged_since + RECEIPTS_WAIT_S:
                 yield from self._write("receipts", now)

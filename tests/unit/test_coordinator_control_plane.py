@@ -44,6 +44,7 @@ class FakeRegistry:
     Attributes:
         fault: raised by every call while it is set.
         fenced: whether calls with an epoch are turned away.
+        told: leases as they were renewed.
     """
 
     def __init__(self, *replies: LeaseReply) -> None:
@@ -52,11 +53,13 @@ class FakeRegistry:
         self.fault: Exception | None = None
         self.fenced = False
         self.renewed = threading.Event()
+        self.told: list[Lease] = []
 
     def take_lease(self, *_: object, **__: object) -> LeaseReply:
         return self.replies.pop(0)
 
-    def renew_lease(self, *_: object, **__: object) -> LeaseReply:
+    def renew_lease(self, lease: Lease, **_: object) -> LeaseReply:
+        self.told.append(lease)
         self.renewed.set()
         if self.fault:
             raise self.fault
@@ -156,6 +159,22 @@ def test_a_renewed_lease_is_sure() -> None:
     assert calls == ["release_lease"], "closing it again neither lets go nor tells of it again"
     assert not state.keeper.wait_sure(), "closed: no record may be written any more"
     assert not state.lost
+
+
+def test_a_renewal_tells_how_long_the_last_small_write_took() -> None:
+    """One that was sent 2.5 s ago. Large ones, whose time says more of the link, change nothing."""
+    state = Held(GRANTED)
+
+    def told() -> list[Lease]:
+        return [lease for lease in state.registry.told if (lease.store_s or 0.0) >= 2.5]
+
+    while not told():  # a probe may have come between
+        state.keeper.store_wrote(since=SystemClock().monotonic() - 2.5)
+        state.keeper.store_wrote()
+        state.registry.renewed.clear()
+        assert state.registry.renewed.wait(5)
+    state.keeper.close()
+    assert msgspec.structs.replace(told()[0], store_s=None) == OURS
 
 
 def test_an_unreachable_redis_leaves_the_lease_in_doubt_until_it_answers() -> None:

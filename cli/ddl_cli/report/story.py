@@ -11,7 +11,7 @@ from ddl import config
 from ddl.config import Scalar, Settings
 from ddl.core.chain import because
 from ddl.core.facts import told_by
-from ddl.core.heat import AUTO
+from ddl.core.preset import AUTO
 from ddl.protocol.records import FATES, Fact, Fate, Health, LogRecord, RunRecord, RunState, Waits
 
 MarkKind = Literal["joined", "back", "gone", "left", "rollback", "held", "coordinator", "changed"]

@@ -7,8 +7,11 @@ down, and momentum goes it faster. So momentum rises with the share of the budge
 1 - 2.5 / N, where N is the number of outer steps that each fragment will see in all, because what is
 still in the momentum when the run ends never reached the model. With many outer steps the learning
 rate may be lower, and momentum higher from the start. Fewer learners make a budget last for more
-outer steps, and N follows. Momentum falls should the outer gradients turn against it: that is
-overshooting.
+outer steps, and N follows.
+
+Two things hold momentum down. Contributions that come late were made before the last steps were seen, so
+that those are made again: momentum then swings, and wider each time. And should the outer gradients turn
+against it, that is overshooting.
 
 The first versions come more often: while a model learns the most common things, learners part so fast
 that what they learn in H steps hardly adds up, and what is lost there is not made good later.
@@ -38,13 +41,13 @@ MOMENTUM_FIRST: Final = (0.2, 0.4)
 MOMENTUM_MAX, MOMENTUM_LATE = 0.97, 0.3
 """Where all comes in time, and where contributions are a version late or more; in between in proportion."""
 
-FIRST_VERSIONS = 12
+FIRST_VERSIONS: Final = 12
 """So many versions of each fragment come `FIRST_RATIO` times as often as later ones."""
 
-FIRST_RATIO = 4.0
+FIRST_RATIO: Final = 4.0
 
-IN_TIME = 0.5
-"""Mean staleness up to which links bear more."""
+IN_TIME: Final = 0.5
+"""Mean staleness up to which links are taken to bear more traffic."""
 
 NOTCH: Final = 0.1
 """A change of lr or heat by a smaller part waits: each is a record, before the next version's."""
@@ -75,16 +78,15 @@ def choose(log: LogState) -> Choice | None:
     length = 1.0 if steps is None else min(1.0, max(0.0, (steps - FEW) / (MANY - FEW)))
     lr, first = (low + (high - low) * length for low, high in (LR, MOMENTUM_FIRST))
     last = MOMENTUM_MAX if steps is None else min(MOMENTUM_MAX, max(first, 1.0 - 2.5 / steps))
-    trust, late = _trust(log.vitals.cosines), fmean(log.vitals.staleness or [0.0])
-    bearable = MOMENTUM_MAX - (MOMENTUM_MAX - MOMENTUM_LATE) * min(1.0, late)
-    momentum = trust * min(bearable, first + (last - first) * used)
+    wanted = first + (last - first) * used
+    bearable = MOMENTUM_MAX - (MOMENTUM_MAX - MOMENTUM_LATE) * min(1.0, _staleness(log))
+    trust = _trust(log.vitals.cosines)
+    momentum = trust * min(wanted, bearable)
     same_heat = abs(momentum - outer.momentum) < NOTCH * (1.0 - outer.momentum)
     if same_heat and abs(lr - outer.lr) < NOTCH * outer.lr:
         return None
-    is_held = bearable < first + (last - first) * used
-    return Choice(
-        round(lr, 3), round(momentum, 3), _why(log, steps, late if is_held else 0.0, trust)
-    )
+    why = _why(log, steps, trust, is_late=bearable < wanted)
+    return Choice(round(lr, 3), round(momentum, 3), why)
 
 
 def every_steps(log: LogState) -> float:
@@ -93,7 +95,7 @@ def every_steps(log: LogState) -> float:
     often = (
         settings.outer.preset == AUTO
         and log.global_version < FIRST_VERSIONS * len(log.fragments)
-        and fmean(log.vitals.staleness or [0.0]) <= IN_TIME
+        and _staleness(log) <= IN_TIME
     )
     return max(1.0, settings.round.every_steps / (FIRST_RATIO if often else 1.0))
 
@@ -105,12 +107,17 @@ def _outer_steps(log: LogState) -> float | None:
     return mean(merges) / log.budget_ratio if min(merges) and log.budget_ratio else None
 
 
+def _staleness(log: LogState) -> float:
+    """How many versions late contributions have been lately."""
+    return fmean(log.vitals.staleness or [0.0])
+
+
 def _trust(cosines: list[float]) -> float:
     """How much of the momentum the last steps bear: all of it while half of them go along with it."""
     return 1.0 + min(0.0, median(cosines)) if cosines else 1.0
 
 
-def _why(log: LogState, steps: float | None, late: float, trust: float) -> str:
+def _why(log: LogState, steps: float | None, trust: float, *, is_late: bool) -> str:
     stop = log.settings.stop
     if not (stop.tokens or stop.commits):
         why = "the run has no budget"
@@ -118,8 +125,8 @@ def _why(log: LogState, steps: float | None, late: float, trust: float) -> str:
         why = "the run begins"
     else:
         why = f"{log.budget_ratio:.0%} of about {steps:.0f} outer steps a fragment are done"
-    if late:
-        why += f"; contributions are {late:.1f} versions late"
+    if is_late:
+        why += f"; contributions are {_staleness(log):.1f} versions late"
     if trust < 1:
         why += f"; outer gradients point against momentum (cosine {median(log.vitals.cosines):.2f})"
     return why

@@ -9,7 +9,7 @@ import torch
 
 from ddl.config import OuterSettings, Scalar, StopSettings
 from ddl.core import events as e
-from ddl.core import heat
+from ddl.core import preset
 from ddl.core.log import LogState
 from ddl.protocol import wire
 from ddl.protocol.records import Request
@@ -45,7 +45,7 @@ def test_the_outer_step_is_chosen_as_the_budget_is_used(num_fragments: int) -> N
     run = started(num_fragments)
     finish(run)
     chosen = [r for r in run.records() if r.kind == "settings"]
-    assert all(r.who == heat.AUTO for r in chosen)
+    assert all(r.who == preset.AUTO for r in chosen)
     assert chosen[0].why == "the run begins"
     assert "of about 12 outer steps a fragment are done" in chosen[-1].why
     momenta = [float(r.changes["outer.momentum"]) for r in chosen[1:]]  # once it is known how many

@@ -9,7 +9,7 @@ import pytest
 
 from ddl import config
 from ddl.config import OuterSettings, Settings, StopSettings
-from ddl.core import heat
+from ddl.core import preset
 from ddl.core.log import LogState
 from ddl.protocol.records import Health
 from tests.core_records import apply, genesis, other_record, receipt, step_record
@@ -23,12 +23,12 @@ def auto(**stop: int) -> LogState:
 
 def follow(log: LogState) -> Mapping[str, object]:
     """Put what is chosen into force; the changes, empty if nothing was chosen."""
-    choice = heat.choose(log)
+    choice = preset.choose(log)
     if choice is None:
         return {}
     apply(
         log,
-        other_record(log, "settings", changes=choice.changes, who=heat.AUTO, why=choice.why),
+        other_record(log, "settings", changes=choice.changes, who=preset.AUTO, why=choice.why),
     )
     return choice.changes
 
@@ -50,7 +50,7 @@ def test_a_fixed_outer_step_is_left_alone() -> None:
         Settings(outer=OuterSettings(preset="fixed", lr=5.0), stop=StopSettings(commits=2))
     )
     merge(log)
-    assert heat.choose(log) is None
+    assert preset.choose(log) is None
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_a_fixed_outer_step_is_left_alone() -> None:
         ({"tokens": 800 * 25}, 0.8, 0.2, 0.9),
         ({"commits": 2 * 40}, 0.68, 0.32, 0.9375),
         ({"tokens": 800 * 40}, 0.68, 0.32, 0.9375),
-        ({"commits": 2 * 200}, 0.6, 0.4, heat.MOMENTUM_MAX),
+        ({"commits": 2 * 200}, 0.6, 0.4, preset.MOMENTUM_MAX),
     ],
 )
 def test_momentum_rises_to_the_end_of_the_budget(
@@ -75,7 +75,7 @@ def test_momentum_rises_to_the_end_of_the_budget(
     while not log.budget_used:
         merge(log, cosine=0.4)
         changes += bool(follow(log))
-        assert heat.choose(log) is None, "what was chosen is in force"
+        assert preset.choose(log) is None, "what was chosen is in force"
         if log.global_version >= 4:
             wanted = first + (last - first) * log.budget_ratio
             assert momentum(log) == pytest.approx(wanted, abs=0.1 * (1 - wanted) + 0.03)
@@ -86,11 +86,11 @@ def test_momentum_rises_to_the_end_of_the_budget(
 def test_the_reason_says_how_far_the_run_is() -> None:
     """A sentence for people, who find it in the log beside the change."""
     log = auto(commits=40)
-    begins = heat.choose(log)
+    begins = preset.choose(log)
     assert begins == (0.6, 0.4, "the run begins")
     for _ in range(10):
         merge(log)
-    choice = heat.choose(log)
+    choice = preset.choose(log)
     assert choice is not None
     assert choice.why == "25% of about 20 outer steps a fragment are done"
 
@@ -98,11 +98,11 @@ def test_the_reason_says_how_far_the_run_is() -> None:
 def test_without_a_budget_momentum_stays_where_it_begins() -> None:
     """Nobody knows whether the run has just begun or is nearly over."""
     log = auto()
-    assert heat.choose(log) == (0.6, 0.4, "the run has no budget")
+    assert preset.choose(log) == (0.6, 0.4, "the run has no budget")
     follow(log)
     for _ in range(50):
         merge(log, cosine=0.4)
-        assert heat.choose(log) is None
+        assert preset.choose(log) is None
 
 
 def test_momentum_falls_when_outer_gradients_turn_against_it() -> None:
@@ -118,7 +118,7 @@ def test_momentum_falls_when_outer_gradients_turn_against_it() -> None:
         merge(log, cosine=-0.5)
         follow(log)
     assert momentum(log) == pytest.approx(0.5 * before, abs=0.1)
-    choice = heat.choose(
+    choice = preset.choose(
         msgspec.structs.replace(
             log, settings=Settings(outer=OuterSettings(preset="auto"), stop=log.settings.stop)
         )
@@ -142,7 +142,7 @@ def test_late_contributions_bear_little_momentum(every: int, most: float) -> Non
         follow(log)
     assert momentum(log) == pytest.approx(most, abs=0.1 * (1 - most))
     other = Settings(outer=OuterSettings(momentum=0.0), stop=log.settings.stop)
-    choice = heat.choose(msgspec.structs.replace(log, settings=other))
+    choice = preset.choose(msgspec.structs.replace(log, settings=other))
     assert choice is not None
     assert choice.why.endswith(f"contributions are {1 / every:.1f} versions late")
     for _ in range(16):
@@ -155,22 +155,22 @@ def test_the_first_versions_come_more_often_where_links_bear_it() -> None:
     """H = 24: every 6 steps until each of two fragments has 12 versions, but not while what comes is late;
     never more often than every step; with a fixed preset always as the settings say."""
     log = auto()
-    assert heat.every_steps(log) == 6.0
+    assert preset.every_steps(log) == 6.0
     for _ in range(3):
         merge(log)
     merge(log, staleness=1)
-    assert heat.every_steps(log) == 6.0
+    assert preset.every_steps(log) == 6.0
     for _ in range(5):
         merge(log, staleness=1)
-    assert heat.every_steps(log) == 24.0
+    assert preset.every_steps(log) == 24.0
     for _ in range(4):
         merge(log)
-    assert heat.every_steps(log) == 6.0
+    assert preset.every_steps(log) == 6.0
     tiny = config.replace(log.settings, {"round.every_steps": 3})
-    assert heat.every_steps(msgspec.structs.replace(log, settings=tiny)) == 1.0
+    assert preset.every_steps(msgspec.structs.replace(log, settings=tiny)) == 1.0
     fixed = config.replace(log.settings, {"outer.preset": "fixed"})
-    assert heat.every_steps(msgspec.structs.replace(log, settings=fixed)) == 24.0
+    assert preset.every_steps(msgspec.structs.replace(log, settings=fixed)) == 24.0
     while log.global_version < 24:
-        assert heat.every_steps(log) == 6.0
+        assert preset.every_steps(log) == 6.0
         merge(log)
-    assert heat.every_steps(log) == 24.0
+    assert preset.every_steps(log) == 24.0
