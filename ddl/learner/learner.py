@@ -308,8 +308,8 @@ class Learner:
         outcome = self._warm.restore()
         if not outcome and self._session.incarnation > 1:
             outcome = (
-                "starts cold: its former life left no optimizer state on this machine (a life keeps "
-                f"it from {LEAST_GAP_S:.0f} s on)"
+                "starts cold: its former life left no optimizer state here, as one does that ran "
+                f"elsewhere or was killed in its first {LEAST_GAP_S:.0f} s"
             )
         if outcome:
             self._session.tell("learner.warm", f"{self.id} {outcome}")
