@@ -65,12 +65,13 @@ def outer(learners: int, steps: int, seed: int) -> dict[str, Cell]:
 
 
 def lateness(learners: int, steps: int, seed: int) -> dict[str, Cell]:
-    """One learner four times slower, one that joins at half, three in ten contributions expired."""
+    """One learner four times slower, one that joins at half, slow links, three in ten contributions expired."""
     base = Cell(method="decoupled", learners=learners, steps=steps, seed=seed)
     return {
         "ddl": base,
         "one 4 x slower": change(base, pace=(4.0,)),
         "one joins at half": change(base, late=1),
+        "links that take 18 steps each way": change(base, lag=18.0),
         "30 % expired": change(base, drop=0.3),
     }
 

@@ -30,6 +30,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
         settings: dotted settings that differ from the defaults; for "synchronous" `outer.*`, `round.every_steps`.
         pace: seconds a step of each learner, 1 where none is given: 4 is four times slower.
         late: how many of the learners join at half the budget.
+        lag: seconds from a snapshot to its announcement, and from a version to its adoption; 0: a tenth each.
         drop: share of contributions that are taken out, with the receipt "expired".
     """
 
@@ -40,6 +41,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     settings: dict[str, Scalar] = {}
     pace: tuple[float, ...] = ()
     late: int = 0
+    lag: float = 0.0
     drop: float = 0.0
 
     @property

@@ -181,7 +181,8 @@ def decoupled(cell: Cell, work: Workload) -> Outcome:
 
 def _join(run: Run, cell: Cell, m: int, task: WorkTask) -> None:
     step_s = cell.pace[m] if m < len(cell.pace) else 1.0
-    task.learner = run.add_learner(f"l{m}", task, step_s=step_s)
+    slow = {"lag_s": cell.lag, "stage_s": cell.lag} if cell.lag else {}
+    task.learner = run.add_learner(f"l{m}", task, step_s=step_s, **slow)
 
 
 def _drop(coordinator: Coordinator, cell: Cell) -> None:

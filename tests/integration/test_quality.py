@@ -9,6 +9,7 @@ import msgspec
 import pytest
 import torch
 
+from ddl.core import preset
 from ddl.task import load_task
 from examples.quality import digits, real, text
 from examples.quality.cells import Cell, Method, Outcome, Scalar, read, run_all
@@ -45,6 +46,18 @@ def test_synchronous_diloco_that_merges_all_the_time_learns_as_data_parallel_doe
     synchronous = train(msgspec.structs.replace(cell, method="synchronous", settings=often))
     assert synchronous.tokens == parallel.tokens
     assert synchronous.heldout_loss == pytest.approx(parallel.heldout_loss, rel=0.05)
+
+
+def test_momentum_is_low_where_contributions_come_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An upload and a download take three quarters of H each, so that most work is a version late: as many
+    digits are right as with quick links. With the momentum that suits those, the run diverges."""
+    settings: dict[str, Scalar] = {"round.every_steps": 8, "fragments.num": 2}
+    cell = Cell(
+        method="decoupled", learners=2, steps=390, settings=settings, pace=(1.0, 1.13), lag=6.0
+    )
+    assert (digits.train(cell).accuracy or 0.0) > 97
+    monkeypatch.setattr(preset, "MOMENTUM_LATE", preset.MOMENTUM_MAX)
+    assert (digits.train(cell).accuracy or 0.0) < 90
 
 
 def test_a_net_with_batchnorm_is_good_when_it_is_measured() -> None:
