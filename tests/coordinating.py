@@ -22,6 +22,7 @@ from ddl.codec.digest import sha256
 from ddl.config import Loaded
 from ddl.coordinator.service import Outcome, Service
 from ddl.coordinator.start import Coordinator, StartOptions
+from ddl.errors import RegistryError
 from ddl.journal import Journal, Troubles
 from ddl.protocol.keys import ObjectKeys
 from ddl.protocol.records import (
@@ -159,11 +160,19 @@ class Running:
         self.service = service
 
     def ready(self) -> Running:
-        """Wait until it serves."""
-        eventually(lambda: self.service or self.error, what="the service")
+        """Wait until it serves, and learners find the run."""
+        eventually(self._is_ready, what="the service")
         if self.error is not None:
             raise self.error
         return self
+
+    def _is_ready(self) -> bool:
+        if self.error is not None or self.outcome is not None:
+            return True
+        try:
+            return self.service is not None and self._registry.read_entry() is not None
+        except RegistryError:  # a test has taken Redis away
+            return self.service is not None
 
     def wait(self, within_s: float = 60.0) -> Outcome:
         """Its outcome, once it has ended; what it raised is raised."""
