@@ -58,6 +58,11 @@ class DdlError(Exception):
         return f"{message}. {self.hint}" if self.hint else message
 
 
+def told(error: BaseException) -> str:
+    """An error in a sentence for people: ours says all by itself, of any other the class says most."""
+    return str(error) if isinstance(error, DdlError) else f"{type(error).__name__}: {error}"
+
+
 class ConfigError(DdlError):
     """A setting, flag or environment variable that cannot work."""
 

@@ -39,8 +39,8 @@ def learner_changed(member: Member, before: str) -> Say:
     sentence = f"{member.id} left" if member.state == "left" else f"{member.id} is {member.state}"
     if before != "joining":  # where each begins for a coordinator that has just started
         sentence += f" (was {before})"
-    if member.record.error:
-        sentence += f": {member.record.error}"
+    if reason := member.record.error or member.record.why:
+        sentence += f": {reason}"
     return Say(f"learner.{member.state}", sentence, {"learner": member.id}, at=member.since_at)
 
 

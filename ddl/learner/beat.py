@@ -97,10 +97,11 @@ class BeatThread(Worker):
                 error=troubles.reasons,
             )
 
-    def leave(self, error: str) -> None:
-        """Say that this incarnation ends, and what has ended it if it failed; called after the
-        thread has ended."""
-        self._session.registry.leave(msgspec.structs.replace(self.record(), error=error))
+    def leave(self, *, error: str, why: str) -> None:
+        """Say that this incarnation ends: by an error, or else why; called after the thread has
+        ended."""
+        record = msgspec.structs.replace(self.record(), error=error, why=why)
+        self._session.registry.leave(record)
 
     # ---- one beat -----------------------------------------------------------------------------
 

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ddl.core.learner import LearnerMachine, Plan, Stop
-from ddl.errors import DdlError, RegistryError
+from ddl.errors import DdlError, RegistryError, told
 from ddl.learner.beat import BeatThread
 from ddl.learner.claiming import ClaimThread, claim_for
 from ddl.learner.departure import Departed
@@ -139,7 +139,7 @@ class Learner:
         try:
             learner.attach(model, optimizer, batches, masters)
         except BaseException as error:
-            learner.close(error=str(error))
+            learner._close_for(error)
             raise
         return learner
 
@@ -334,37 +334,41 @@ class Learner:
         """
         self._shared.machine.drain(why)
 
-    def close(self, *, error: str = "", why: str = "") -> None:
+    def close(self, *, error: str = "", why: str = "", at_once: bool = False) -> None:
         """Leave the run: finish uploads within `drain_s`, say goodbye, end all threads.
 
-        `error` is shown to people as the reason; uploads are then given up at once, and wait in
-        the spool for the next life of this id. `why` is told in the log where nobody asked this
-        learner to stop and nothing failed. Can be called more than once.
+        `error` is shown to people as the reason, and as a trouble of the run. `why` is told where
+        nobody asked this learner to stop and nothing failed. After an error, or `at_once`, uploads
+        are given up, and wait in the spool for the next life of this id. Can be called more than
+        once.
         """
         if self._closed:
             return
         self._closed = True
         machine = self._shared.machine
-        goes_well = machine.aligned and not error
+        at_once = at_once or bool(error)
+        goes_well = machine.aligned and not at_once
         if self._warm is not None and goes_well:
             self._keep_warm(self._warm)
         if self._claiming is not None:
             self._claiming.finish(handed_in=goes_well)
         self._up.finish()
-        self._up.join(timeout=max(0.5, 0.0 if error else machine.drain_left_s(self._now())))
+        self._up.join(timeout=max(0.5, 0.0 if at_once else machine.drain_left_s(self._now())))
         self._join(self._claiming)
         asked = self.stop.reason if self.stop is not None else ""
-        self._voice.left(error or asked or why or "its training loop has ended")
-        self.say_goodbye(error)
+        why = "" if error else asked or why or "its training loop has ended"
+        self._voice.left(why, error=error)
+        self.say_goodbye(error=error, why=why)
         self._join(self._up, self._down)
         self._session.close()
 
     def cut_off(self) -> None:
         """Say goodbye for a process that will be ended though it still has something to hand in."""
-        self._voice.left("SIGTERM, and no time is left to hand in (liveness.drain_s)")
-        self.say_goodbye()
+        why = "SIGTERM, and no time is left to hand in (liveness.drain_s)"
+        self._voice.left(why)
+        self.say_goodbye(why=why)
 
-    def say_goodbye(self, error: str = "") -> None:
+    def say_goodbye(self, *, error: str = "", why: str = "") -> None:
         """Tell the run that this incarnation has ended; in any thread, and more than once if need be.
 
         What is being uploaded is cut off: it is whole in the store or not there.
@@ -377,7 +381,7 @@ class Learner:
             shared.changed.notify_all()
         self._join(self._beat)  # or it would say that we are here
         try:
-            self._beat.leave(error)
+            self._beat.leave(error=error, why=why)
         except RegistryError as failure:
             session.journal.tell("learner.left_silently", str(failure))
         except DdlError as failure:  # fenced: the id is somebody else's now
@@ -398,15 +402,19 @@ class Learner:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self._close_for(error)
+
+    def _close_for(self, error: BaseException | None) -> None:
+        """Leave because of what a block was left by; only what failed is an error."""
         match error:
-            case None:
+            case None | SystemExit(code=None | 0):
                 self.close()
             case Departed():
                 self.close(why="SIGTERM came before it could train")
             case KeyboardInterrupt():
-                self.close(error="Ctrl-C")
+                self.close(why="Ctrl-C", at_once=True)
             case _:
-                self.close(error=f"{type(error).__name__}: {error}")
+                self.close(error=told(error))
 
     # ---- small things ---------------------------------------------------------------------------
 

@@ -123,8 +123,11 @@ class Voice:
             "train in bf16",
         )
 
-    def left(self, why: str) -> None:
-        """It ends. What is not handed in by now is lost, but for what the spool keeps."""
+    def left(self, why: str, *, error: str = "") -> None:
+        """It ends. What is not handed in by now is lost, but for what the spool keeps.
+
+        An error is for programs here: people are told of it by whoever ends the process.
+        """
         with self._shared.changed:
             machine = self._shared.machine
             version = machine.head.global_version if machine.head else 0
@@ -136,9 +139,9 @@ class Voice:
         self._session.journal.tell(
             "learner.ended",
             f"{self._session.learner} ends after {counted(step, 'step')}, the run is at version "
-            f"{version}: {why}{not_sent}{left}",
+            f"{version}: {'it cannot go on' if error else why}{not_sent}{left}",
             learner=self._session.learner,
-            why=why,
+            why=error or why,
             step=step,
             version=version,
         )

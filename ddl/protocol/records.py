@@ -489,6 +489,8 @@ class LearnerRecord(Record, frozen=True, kw_only=True):
     down_bytes: int = 0
     store_down_s: float = 0.0
     error: str = ""
+    why: str = ""
+    """What made it leave, where nothing has failed."""
 
 
 class Order(Record, frozen=True, kw_only=True):

@@ -8,12 +8,22 @@ import re
 import shutil
 import subprocess
 import sys
+from contextlib import closing, suppress
 from pathlib import Path
 
+import pytest
+
+import ddl
 from ddl.coordinator.evaluate import Evaluator, evaluate_versions
 from ddl.coordinator.history import History
 from ddl.coordinator.verify import verify_run
+from ddl.core.snapshot import snapshot
+from ddl.errors import RefusedError
+from ddl.registry.reader import RedisReader
 from ddl.store.local import LocalStore
+from ddl.task import load_task
+from tests.contexts import context
+from tests.coordinating import RUN, eventually, options, running, write_run
 from tests.processes import Fleet
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "own_loop"
@@ -70,3 +80,43 @@ def test_two_processes_train_the_runs_model(tmp_path: Path, redis_url: str) -> N
     found = verify_run(opened, "spirals")
     assert found.num_differences == 0
     assert found.num_receipts > found.global_version  # both learners' work was merged
+
+
+def test_only_what_failed_is_a_trouble(
+    tmp_path: Path, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However a loop is left, its run is told why. Ctrl-C and a plain exit are no errors; an error of
+    ours speaks for itself, of others the class is told."""
+    monkeypatch.setenv("DDL_SPOOL", str(tmp_path / "spool"))
+    loop_ends = "its training loop has ended"
+    ends: dict[str, tuple[BaseException | None, str, bool]] = {
+        "plain": (None, loop_ends, False),
+        "interrupted": (KeyboardInterrupt(), "Ctrl-C", False),
+        "exited": (SystemExit(0), loop_ends, False),
+        "refused": (RefusedError("it has to leave", hint="Ask Anna"), "it has to leave. Ask", True),
+        "failed": (ValueError("no such row"), "ValueError: no such row", True),
+    }
+    toml = write_run(tmp_path, redis_url=redis_url)
+    model = load_task(tmp_path / "task.py", context(purpose="evaluate", learner=None)).model
+    with running(options(toml)), closing(RedisReader(redis_url, RUN)) as reader:
+        for name, (error, _, _) in ends.items():
+            with (
+                suppress(*(() if error is None else (type(error),))),
+                ddl.Learner.join(f"{redis_url}?run={RUN}", model=model, id=name),
+            ):
+                if error is not None:
+                    raise error
+
+        def told() -> dict[str, str] | None:
+            facts = [fact for fact in reader.view().facts if fact.name == "learner.left"]
+            texts = {str(fact.fields["learner"]): fact.text for fact in facts}
+            return texts if len(texts) == len(ends) else None
+
+        texts = eventually(told, what="the coordinator tells of all of them")
+        shown = snapshot(reader.view())
+    assert shown is not None
+    troubles = {one.learners: one.what for one in shown.troubles if one.name == "learner.failed"}
+    for name, (_, said, is_trouble) in ends.items():
+        assert f": {said}" in texts[name]
+        assert ((name,) in troubles) == is_trouble
+    assert "Error" not in texts["refused"] + troubles["refused",]

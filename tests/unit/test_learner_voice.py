@@ -166,3 +166,11 @@ def test_the_last_word_says_what_is_left_behind(speaker: Speaker, spool_fails: b
         "a ends after 3 steps, the run is at version 0: SIGTERM; 1 contribution not uploaded"
         f"{kept}; 30 tokens not handed in"
     )
+
+
+def test_an_error_is_told_once(speaker: Speaker) -> None:
+    """Whoever ends the process prints it; programs that read the log find it there, too."""
+    speaker.voice.left("", error="task.py:7: training raised ValueError: no such row")
+    (last,) = speaker.said()
+    assert last["text"] == "a ends after 0 steps, the run is at version 0: it cannot go on"
+    assert last["why"] == "task.py:7: training raised ValueError: no such row"
