@@ -72,9 +72,10 @@ class Replay:
             base = self._payloads.base(merge.step.fragment, merge.before)
         except IntegrityError as error:  # told by the check of objects, if it should be there
             before = merge.version - 1
-            is_gone = isinstance(error, MissingObjectError)
-            is_let_go = is_gone and not promises.hold(before, before)
-            return Replayed(skipped=error.args[0], is_let_go=is_let_go)
+            if not isinstance(error, MissingObjectError):
+                return Replayed(skipped=error.args[0])
+            is_let_go = not promises.hold(before, before)
+            return Replayed(skipped=f"version {before} is not kept (any more)", is_let_go=is_let_go)
         passed = []
         for receipt in merge.receipts:
             found = self._contribution(receipt, kernel)

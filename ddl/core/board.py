@@ -61,15 +61,15 @@ class Board:
     # ---- opening ------------------------------------------------------------------------------
 
     def open_due(self, now: float, *, merging: OpenRound | None) -> None:
-        """Open rounds while a slot is free and the pace allows; `merging` still holds its slot."""
+        """Open rounds while a slot is free and one is due; `merging` still holds its slot."""
         settings = self._log.settings.round
         busy = set(self.rounds)
         slots_used = sum(not r.extended for r in self.rounds.values())
         if merging is not None:
             busy.add(merging.fragment)
             slots_used += 1
-        while slots_used < settings.in_flight and self._may_open(now):
-            fragment = self.pace.due_fragment(busy)
+        while slots_used < settings.in_flight:
+            fragment = self._due_fragment(busy, now)
             if fragment is None:
                 return
             self.rounds[fragment] = self.pace.open(
@@ -84,17 +84,33 @@ class Board:
             busy.add(fragment)
             slots_used += 1
 
-    def _may_open(self, now: float) -> bool:
-        """Whether the pace allows one more round now."""
+    def _due_fragment(self, busy: set[int], now: float) -> int | None:
+        """The fragment that a round may open for now, if there is one."""
         if self._log.budget_used:
-            return False
+            return None
+        if self._membership.nobody_trains:
+            return self._left_behind(busy)
+        return self.pace.due_fragment(busy) if self._pace_allows(now) else None
+
+    def _pace_allows(self, now: float) -> bool:
+        """Whether one more round may open now, as far as time is concerned."""
         settings = self._log.settings.round
-        step_s = self._membership.step_s()
+        step_s, every_steps = self._membership.step_s(), preset.every_steps(self._log)
         if step_s is not None:
-            return now >= self.pace.opens_at(preset.every_steps(self._log), step_s, now)
+            return now >= self.pace.opens_at(every_steps, step_s, now)
         # with fewer learners than the quorum a round opens all the same: it waits, and says why
         enough = max(1, min(settings.quorum, len(self._membership.expected)))
-        return self._membership.num_seasoned(settings.every_steps) >= enough
+        return self._membership.num_seasoned(every_steps) >= enough
+
+    def _left_behind(self, busy: set[int]) -> int | None:
+        """A fragment whose quorum is there from those who trained last. Else what they handed in would
+        wait for the next one who joins."""
+        quorum = self._log.settings.round.quorum
+        for fragment in range(len(self._log.fragments)):
+            ready = sum(p.phase == "ready" for p in self._inbox.of(fragment))
+            if ready >= quorum and fragment not in busy:
+                return fragment
+        return None
 
     # ---- waiting ------------------------------------------------------------------------------
 

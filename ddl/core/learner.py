@@ -10,7 +10,9 @@ one. Independently, newer versions are staged in the background and adopted at a
 
 A pull holds until it is answered or the fragment's next round opens, even if its own round closes
 before. A learner whose step outlasts the rounds so hands in late, and is carried; it would else hit
-an open round by chance only, and some fragments never.
+an open round by chance only, and some fragments never. But a round that has merged what was carried
+to it has its answer: handing in to it again would be late again, and one hiccup would make a learner
+late for good.
 
 A learner that is asked to leave takes no further step. It hands in unasked whatever has no
 contribution outstanding, waits for the receipts of the rest to hand that in too, and ends when
@@ -224,7 +226,13 @@ class LearnerMachine:
         if reply.order is not None and reply.order != self._order:
             self._obey(reply.order)
         self._order = reply.order
-        return self._take_receipts(reply.receipts)
+        open_now = {round_.fragment for round_ in reply.rounds}
+        taken = self._take_receipts(reply.receipts)
+        for receipt in taken:
+            pull = self.pulls.get(receipt.fragment)
+            if receipt.fate == "merged" and pull and receipt.fragment not in open_now:
+                self.tracks[receipt.fragment].answered = _names(pull)
+        return taken
 
     def on_silence(self, now: float) -> None:
         """The registry did not answer, or only to say that nobody coordinates the run."""

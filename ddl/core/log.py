@@ -16,7 +16,7 @@ import msgspec
 
 from ddl import config
 from ddl.config import Scalar, Settings
-from ddl.core import units
+from ddl.core import preset, units
 from ddl.core.chain import because, check_follows, state_after
 from ddl.core.health import HEALTH, Vitals
 from ddl.core.keep import Promises
@@ -104,6 +104,8 @@ class LogState(msgspec.Struct, kw_only=True):
         units: by data set, the units of data that are finished.
         committed_at, version_at: when the newest record was written, and that of the newest version.
         why, state_at: why the run is in its state and who brought it there, and since when.
+        pace_steps: steps from one version of a fragment to its next that the run has come to: from 1 up
+            to H. Only `outer.preset = "auto"` goes by it (see `ddl.core.preset`).
         ordered: settings that a person has changed during the run, with the value before: who starts
             a coordinator with that value still in a file does not mean to undo the order.
     """
@@ -135,6 +137,7 @@ class LogState(msgspec.Struct, kw_only=True):
     units: dict[str, UnitsDone] = {}
     committed_at: float = 0.0
     version_at: float = 0.0
+    pace_steps: float = 1.0
     ordered: dict[str, Scalar] = {}
 
     @classmethod
@@ -349,9 +352,12 @@ class LogState(msgspec.Struct, kw_only=True):
                 if not self.lately[learner]:
                     del self.lately[learner]
         self.health = record.health
+        staleness = fmean(receipt.staleness for receipt in merged) if merged else 0.0
+        pace = preset.grown(self.pace_steps, staleness=staleness, num_fragments=len(self.fragments))
+        self.pace_steps = min(float(self.settings.round.every_steps), pace)
         self.vitals.note_step(
             record.health,
-            staleness=fmean(receipt.staleness for receipt in merged) if merged else 0.0,
+            staleness=staleness,
             version=record.global_version,
             num_fragments=len(self.fragments),
             settings=self.settings.health,

@@ -200,7 +200,16 @@ class Membership:
         known = [m.record.step_s for m in self.members.values() if m.record.step_s]
         return median(known) if known else None
 
-    def num_seasoned(self, steps: int) -> int:
+    @property
+    def nobody_trains(self) -> bool:
+        """Whether all that were heard of are gone, or hand in their last on their way out."""
+        return (
+            not self.expected
+            and bool(self.members)
+            and all(m.state == "draining" or not m.present for m in self.members.values())
+        )
+
+    def num_seasoned(self, steps: float) -> int:
         """How many expected learners have taken at least `steps` steps."""
         return sum(self.members[id_].record.step >= steps for id_ in self.expected)
 

@@ -14,7 +14,8 @@ that those are made again: momentum then swings, and wider each time. And should
 against it, that is overshooting.
 
 The first versions come more often: while a model learns the most common things, learners part so fast
-that what they learn in H steps hardly adds up, and what is lost there is not made good later.
+that what they learn in H steps hardly adds up, and what is lost there is not made good later. So versions
+come as often as links bear it at first, and each a little later than the one before, until H is reached.
 
 Measured in `examples/quality`; ARCHITECTURE.md has the tables. All is a pure function of the log: a new
 coordinator chooses as the one before it did, and every change is a record.
@@ -41,13 +42,15 @@ MOMENTUM_FIRST: Final = (0.2, 0.4)
 MOMENTUM_MAX, MOMENTUM_LATE = 0.97, 0.3
 """Where all comes in time, and where contributions are a version late or more; in between in proportion."""
 
-FIRST_VERSIONS: Final = 12
-"""So many versions of each fragment come `FIRST_RATIO` times as often as later ones."""
+GROWTH: Final = 0.05
+"""From one step on, each version of a fragment comes later than the one before by this part: at H = 24 it
+takes 64 versions, about 460 steps, until they come every H steps."""
 
-FIRST_RATIO: Final = 4.0
+GROWTH_LATE: Final = 0.5
+"""The same after a version whose contributions came late: the links do not bear it so often."""
 
 IN_TIME: Final = 0.5
-"""Mean staleness up to which links are taken to bear more traffic."""
+"""Mean staleness up to which contributions have come in time."""
 
 NOTCH: Final = 0.1
 """A change of lr or heat by a smaller part waits: each is a record, before the next version's."""
@@ -91,13 +94,14 @@ def choose(log: LogState) -> Choice | None:
 
 def every_steps(log: LogState) -> float:
     """Steps of a learner from one version of a fragment to its next, as things stand."""
-    settings = log.settings
-    often = (
-        settings.outer.preset == AUTO
-        and log.global_version < FIRST_VERSIONS * len(log.fragments)
-        and _staleness(log) <= IN_TIME
-    )
-    return max(1.0, settings.round.every_steps / (FIRST_RATIO if often else 1.0))
+    wanted = log.settings.round.every_steps
+    return min(wanted, log.pace_steps) if log.settings.outer.preset == AUTO else wanted
+
+
+def grown(pace_steps: float, *, staleness: float, num_fragments: int) -> float:
+    """The pace after one more version of one of the fragments, of contributions of this mean staleness."""
+    growth = GROWTH if staleness <= IN_TIME else GROWTH_LATE
+    return pace_steps * (1.0 + growth / num_fragments)
 
 
 def _outer_steps(log: LogState) -> float | None:

@@ -286,8 +286,8 @@ def test_replay_says_once_how_many_steps_are_not_kept(store: LocalStore, ddl: Dd
     told = ddl("verify", f"{store.url}/{RUN}", "--replay")
     assert told.code == 0, told
     assert (
-        "    2 steps not replayed: what they were made from is not kept (see keep.contributions)\n"
-        in told.out
+        "    2 steps not replayed: the version before or a contribution is not kept "
+        "(see keep.versions, keep.every, keep.contributions)\n" in told.out
     )
     assert told.out.count("not replayed") == 1
 

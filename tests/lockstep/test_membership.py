@@ -158,6 +158,29 @@ def test_a_draining_learner_hands_in_what_was_asked_for() -> None:
     checked(run)
 
 
+@ONE_AND_MANY
+def test_what_the_last_learner_hands_in_is_merged(num_fragments: int) -> None:
+    """Nobody is left to open a round for: what was handed in on the way out, or lay there when the last
+    process died, is merged all the same, once."""
+    run = Run(settings_of(num_fragments), infos(num_fragments))
+    run.start_coordinator()
+    for name in "ab":
+        run.add_learner(name, ConstantGradient(run.layout, lr=0.1))
+    run.go(commits=8)
+    run.learners["b"].kill()
+    last = run.learners["a"]
+    last.machine.drain()
+    assert run.time.run(60.0, until=lambda: not last.alive)
+    run.time.run(30.0)
+    fates = {r.id: r.fate for r in run.receipts("a")}
+    assert [fates.get(h.id) for h in last.handins] == ["merged"] * len(last.handins)
+    assert last.machine.work("in_u").steps == 0
+    versions = run.versions
+    run.time.run(60.0)
+    assert run.versions == versions
+    checked(run)
+
+
 def test_learners_long_gone_are_forgotten_and_may_return() -> None:
     """After `max_offline_s` a silent learner is dropped from all lists; if it comes back after all
     it joins again, and its work is counted on from where it was."""

@@ -249,6 +249,28 @@ def test_a_pull_outlives_its_round() -> None:
     assert sorted(s.launch for s in learner.plan(100.0).snapshots) == [8, 9]
 
 
+def test_a_learner_that_was_late_once_is_in_time_again() -> None:
+    """What it handed in late was merged by the fragment's next round: that has its answer, and the one
+    after it is answered when it opens. To answer each round when its receipt came kept a learner of a real
+    run a version late for good."""
+    learner = aligned()
+    steps(learner, 1)
+    learner.on_beat(reply(rounds=(open_round(0, 7),)))
+    hand_in(learner, 0)  # arrives when round 7 has closed
+    steps(learner, 1)
+    after = msgspec.structs.replace(open_round(0, 9), version_before=1)
+    learner.on_beat(reply(rounds=(after,)))
+    assert not learner.plan(100.0).snapshots
+    learner.on_beat(
+        reply(rounds=(), receipts=(receipt(1),))
+    )  # round 9 has merged it, and is closed
+    assert not learner.plan(100.0).snapshots
+    steps(learner, 1)
+    last = msgspec.structs.replace(open_round(0, 11), version_before=2)
+    learner.on_beat(reply(rounds=(last,)))
+    assert [(s.launch, s.steps) for s in learner.plan(100.0).snapshots] == [(11, 2)]
+
+
 def test_rounds_with_lower_launch_numbers_are_answered() -> None:
     """A coordinator that wrote no record and then Redis were lost: the next one's epoch is no higher,
     and its launch numbers may begin below those that learners have answered."""
@@ -343,9 +365,10 @@ def test_a_predecessor_s_contribution_blocks_its_fragment() -> None:
     learner = aligned()
     learner.on_inherited(handin(genesis(), "a", 0))
     steps(learner, 1)
-    learner.on_beat(reply(rounds=(open_round(0, 7), open_round(1, 8))))
+    rounds = (open_round(0, 7), open_round(1, 8))
+    learner.on_beat(reply(rounds=rounds))
     assert [s.fragment for s in learner.plan(100.0).snapshots] == [1]
-    learner.on_beat(reply(receipts=(receipt(1, incarnation=1),)))
+    learner.on_beat(reply(rounds=rounds, receipts=(receipt(1, incarnation=1),)))
     assert sorted(s.fragment for s in learner.plan(100.0).snapshots) == [0, 1]
 
 

@@ -152,25 +152,27 @@ def test_late_contributions_bear_little_momentum(every: int, most: float) -> Non
 
 
 def test_the_first_versions_come_more_often_where_links_bear_it() -> None:
-    """H = 24: every 6 steps until each of two fragments has 12 versions, but not while what comes is late;
-    never more often than every step; with a fixed preset always as the settings say."""
+    """H = 24, two fragments: from every step on each version of a fragment comes about 5 % later than the
+    one before it, half as late again when contributions come late, until it is 24 steps; with a fixed preset
+    always as the settings say."""
     log = auto()
-    assert preset.every_steps(log) == 6.0
-    for _ in range(3):
-        merge(log)
+    assert preset.every_steps(log) == 1.0
+    merge(log)
+    assert preset.every_steps(log) == pytest.approx(1.025)
+    merge(log)
+    assert preset.every_steps(log) == pytest.approx(1.025 * 1.025)
     merge(log, staleness=1)
-    assert preset.every_steps(log) == 6.0
-    for _ in range(5):
-        merge(log, staleness=1)
-    assert preset.every_steps(log) == 24.0
-    for _ in range(4):
-        merge(log)
-    assert preset.every_steps(log) == 6.0
-    tiny = config.replace(log.settings, {"round.every_steps": 3})
-    assert preset.every_steps(msgspec.structs.replace(log, settings=tiny)) == 1.0
+    assert preset.every_steps(log) == pytest.approx(1.025 * 1.025 * 1.25)
     fixed = config.replace(log.settings, {"outer.preset": "fixed"})
     assert preset.every_steps(msgspec.structs.replace(log, settings=fixed)) == 24.0
-    while log.global_version < 24:
-        assert preset.every_steps(log) == 6.0
+    versions, steps = 0, 0.0
+    log = auto()
+    while preset.every_steps(log) < 24:
+        steps += preset.every_steps(log) / 2
         merge(log)
+        versions += 1
+    assert (versions, round(steps)) == (129, 464)
+    merge(log)
     assert preset.every_steps(log) == 24.0
+    sooner = config.replace(log.settings, {"round.every_steps": 8})
+    assert preset.every_steps(msgspec.structs.replace(log, settings=sooner)) == 8.0

@@ -74,7 +74,8 @@ def text(found: Verification) -> str:
         if replay.num_not_kept:
             steps = counted(replay.num_not_kept, "step")
             lines.append(
-                f"    {steps} not replayed: what they were made from is not kept (see keep.contributions)"
+                f"    {steps} not replayed: the version before or a contribution is not kept "
+                "(see keep.versions, keep.every, keep.contributions)"
             )
     lines += [f"  WRONG  {row.where}: {row.what}" for row in found.differences]
     if found.num_differences > len(found.differences):
