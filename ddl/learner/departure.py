@@ -8,6 +8,9 @@ from before torch is imported, and does not wait for a step boundary for ever:
     training     the learner drains at its next step boundary (`ddl.core.learner`)
     in any case  when `LIMIT_RATIO` of `drain_s` is over, a thread says goodbye and ends the process
 
+`ddl learner join` minds it from the start, `ddl.Learner.join` from when the run knows of it, and only
+where SIGTERM would have ended the process with no word (`is_nobodys`).
+
 What is cut off by the limit is whole or not there: objects appear whole, and the spool keeps what was
 encoded for the next life of this learner.
 """
@@ -30,12 +33,22 @@ EXIT_CODE: Final = os.EX_TEMPFAIL
 """Nothing is wrong with it, start it again."""
 
 
+def is_nobodys() -> bool:
+    """Whether SIGTERM just ends this process so far, and this thread may change that."""
+    if threading.current_thread() is not threading.main_thread():
+        return False
+    wakeup = signal.set_wakeup_fd(-1)  # the only way to ask
+    signal.set_wakeup_fd(wakeup)
+    return wakeup == -1 and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
 class Departed(BaseException):
     """SIGTERM came before there was anything to hand in. Not an error: nothing may hold it up."""
 
 
 class Departure:
-    """What SIGTERM does inside the block; for the main thread of a process that joins a run.
+    """What SIGTERM does inside the block; begun by the main thread of a process that joins a run.
+    Afterwards it does what it did before, unless somebody has changed that meanwhile.
 
     The time limit is kept by a thread that hears of the signal through `signal.set_wakeup_fd`: the
     handler itself runs only when the main thread is back from whatever C code it is in.
@@ -86,12 +99,24 @@ class Departure:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        signal.set_wakeup_fd(self._wakeup_before)
-        signal.signal(signal.SIGTERM, self._before)
         self._over.set()
+        self._drain = self._say_goodbye = None  # or the fork hook would hold the model for ever
+        if threading.current_thread() is threading.main_thread():
+            self._put_back()
+        # else the next SIGTERM does it
+
+    def _put_back(self) -> None:
+        if (wakeup := signal.set_wakeup_fd(self._wakeup_before)) != self._wakeup:
+            signal.set_wakeup_fd(wakeup)
+        if signal.getsignal(signal.SIGTERM) == self._on_signal:
+            signal.signal(signal.SIGTERM, self._before)
         os.close(self._wakeup)  # ends the watch, if nothing has come
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
+        if self._over.is_set():
+            self._put_back()
+            signal.raise_signal(signal.SIGTERM)
+            return
         if self.asked:
             return
         self.asked = True

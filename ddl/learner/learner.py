@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable
+from contextlib import ExitStack
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -27,7 +28,7 @@ from ddl.core.learner import LearnerMachine, Plan, Stop
 from ddl.errors import DdlError, RegistryError, told
 from ddl.learner.beat import BeatThread
 from ddl.learner.claiming import ClaimThread, claim_for
-from ddl.learner.departure import Departed
+from ddl.learner.departure import Departed, Departure, is_nobodys
 from ddl.learner.down import DownThread
 from ddl.learner.frozen import take_frozen
 from ddl.learner.meters import LossMeter, StepClock, Transfers
@@ -89,6 +90,7 @@ class Learner:
         )
         self._up.inherit()
         self._closed = False
+        self._at_end = ExitStack()
         for thread in (self._up, self._beat):
             thread.start()
 
@@ -106,6 +108,10 @@ class Learner:
         takeover: bool = False,
     ) -> Self:
         """Join a run and give `model` the run's weights.
+
+        Until `close`, SIGTERM asks this learner to `drain`: its loop ends with the next step, and a
+        process that does not come to one is ended within `drain_s` (exit code 75). That is so in
+        the main thread of a process without a handler of its own for SIGTERM; call `drain` there.
 
         Args:
             address: `redis://HOST:PORT/DB?run=NAME`.
@@ -137,6 +143,8 @@ class Learner:
             raise
         learner = cls(session)
         try:
+            if is_nobodys():
+                learner._mind_sigterm()
             learner.attach(model, optimizer, batches, masters)
         except BaseException as error:
             learner._close_for(error)
@@ -334,6 +342,13 @@ class Learner:
         """
         self._shared.machine.drain(why)
 
+    def _mind_sigterm(self) -> None:
+        departure = Departure()
+        departure.found(drain_s=self._shared.machine.settings.liveness.drain_s)
+        departure.joined(self.cut_off)
+        departure.training(lambda: self.drain("SIGTERM"))
+        self._at_end.enter_context(departure)
+
     def close(self, *, error: str = "", why: str = "", at_once: bool = False) -> None:
         """Leave the run: finish uploads within `drain_s`, say goodbye, end all threads.
 
@@ -361,6 +376,7 @@ class Learner:
         self.say_goodbye(error=error, why=why)
         self._join(self._up, self._down)
         self._session.close()
+        self._at_end.close()
 
     def cut_off(self) -> None:
         """Say goodbye for a process that will be ended though it still has something to hand in."""
