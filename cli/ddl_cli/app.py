@@ -55,11 +55,20 @@ def _options(
             callback=_set_debug,
             is_eager=True,
             envvar="DDL_DEBUG",
-            help="Show the traceback of an error.",
+            help="Show the traceback of an error; may stand anywhere.",
         ),
     ] = False,
 ) -> None:
     """Train one PyTorch model on many machines that come and go."""
+
+
+def _debug_first(arguments: list[str]) -> list[str]:
+    """Whoever has just seen an error adds `--debug` at the end of the line."""
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    options = arguments[:end]
+    if "--debug" not in options:
+        return arguments
+    return ["--debug", *(word for word in options if word != "--debug"), *arguments[end:]]
 
 
 def main() -> None:
@@ -67,7 +76,7 @@ def main() -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):  # what a locale has no letter for is no failure
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        app()
+        app(args=_debug_first(sys.argv[1:]))
     except DdlError as error:
         if _Debug.on:
             import traceback

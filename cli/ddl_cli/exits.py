@@ -45,7 +45,7 @@ EXPLAINED: Final[dict[Exit, Explained]] = {
     Exit.OK: Explained("done", "nothing"),
     Exit.FAILED: Explained(
         "failed: what was asked for could not be done, or the user's own code raised",
-        "read the message; --debug shows where it came from",
+        "read the message; `ddl --debug ...` shows where it came from",
     ),
     Exit.USAGE: Explained(
         "a flag, setting, address or task that cannot work, or a run that is not there",

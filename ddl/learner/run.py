@@ -138,7 +138,7 @@ def _task_errors(file: Path) -> Iterator[None]:
         where = f"{file}:{lines[-1]}" if lines else str(file)
         raise TrainingError(
             f"{where}: training raised {type(error).__name__}: {error}",
-            hint="`--debug` shows the whole traceback",
+            hint="`ddl --debug ...` shows the whole traceback",
         ) from error
 
 

@@ -28,7 +28,7 @@ class Worker(threading.Thread):
         except BaseException as error:  # noqa: BLE001 - a thread has nobody above it: handed over
             failure = DdlError(
                 f"the thread {self.name} has failed: {type(error).__name__}: {error}",
-                hint="`--debug` shows the whole traceback",
+                hint="`ddl --debug ...` shows the whole traceback",
             )
             failure.__cause__ = error
             self._shared.fail(failure)

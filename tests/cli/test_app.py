@@ -99,11 +99,12 @@ def test_an_error_is_one_sentence_and_a_cure(
 
 
 @pytest.mark.usefixtures("failing")
+@pytest.mark.parametrize("words", [("--debug", "fail"), ("fail", "--debug")], ids=" ".join)
 def test_debug_shows_the_traceback(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: tuple[str, ...]
 ) -> None:
-    """With `--debug` before the command; the sentence still comes last."""
-    assert run(monkeypatch, "--debug", "fail") == 2
+    """With `--debug` before the command, or behind it; the sentence still comes last."""
+    assert run(monkeypatch, *words) == 2
     lines = capsys.readouterr().err.splitlines()
     assert lines[0].startswith("Traceback")
     assert lines[-1].startswith("ddl: config: round.quorum")
