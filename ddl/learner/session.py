@@ -203,6 +203,7 @@ class Session:
         """Free all connections, and what was made on disk for one that has not entered."""
         self.registry.close()
         self.store.close()
+        self.spool.close()
         if not self.entered:
             self.spool.discard()
 

@@ -3,11 +3,15 @@
 A payload is spooled before it is uploaded, so that a crash, a long outage or a new process under the
 same id loses nothing that was handed in. One contribution is two files: the payload, and its
 announcement, written last and by rename: without it the payload does not count.
+
+Spools outlive their processes, until the run is removed on this machine. A living process has a lock
+on its folder, which ends with it.
 """
 
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 from collections.abc import Iterator
 from contextlib import suppress
@@ -25,7 +29,7 @@ class Spool:
     """
 
     def __init__(self, root: Path, *, run: str, lineage: str, learner: str) -> None:
-        self.folder = root / f"{run}-{lineage[:8]}" / learner
+        self.folder = run_folder(root, run=run, lineage=lineage) / learner
         try:
             self._made = [path for path in (self.folder, *self.folder.parents) if not path.exists()]
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -34,6 +38,17 @@ class Spool:
                 f"spool folder {self.folder} cannot be made: {error.strerror}",
                 hint="Set DDL_SPOOL to a folder on local disk that this user may write to",
             ) from error
+        self._lock: int | None = os.open(self.folder, os.O_RDONLY)
+        with suppress(
+            OSError
+        ):  # a file system without locks: nothing is the worse for it meanwhile
+            fcntl.flock(self._lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+
+    def close(self) -> None:
+        """This process needs it no more."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
 
     @property
     def warm_file(self) -> Path:
@@ -102,6 +117,30 @@ class Spool:
 
     def _record(self, id_: HandinId) -> Path:
         return self.folder / f"{_name(id_)}.json"
+
+
+def run_folder(root: Path, *, run: str, lineage: str) -> Path:
+    """Where all spools of a run are on this machine."""
+    return root / f"{run}-{lineage[:8]}"
+
+
+def users(folder: Path) -> list[str]:
+    """Learners on this machine whose living processes have their spools in a run's folder."""
+    return sorted(path.name for path in folder.iterdir() if path.is_dir() and not _is_free(path))
+
+
+def _is_free(folder: Path) -> bool:
+    try:
+        descriptor = os.open(folder, os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
+    return True
 
 
 def _name(id_: HandinId) -> str:

@@ -19,6 +19,7 @@ from ddl.coordinator.remove import find_remains, remove_objects
 from ddl.coordinator.verify import verify_run
 from ddl.embedded import EmbeddedRedis
 from ddl.errors import RefusedError, StoreUnavailableError
+from ddl.learner.spool import Spool, run_folder
 from ddl.protocol.keys import ObjectKeys, RegistryKeys
 from ddl.protocol.records import LogRecord
 from ddl.protocol.wire import canonical, parse
@@ -525,6 +526,34 @@ def test_rm_removes_what_is_left_over_in_redis_alone(
     with admin(redis_url) as client:
         assert client.keys("*") == []
     assert not (tmp_path / "store").exists()
+
+
+def test_rm_removes_the_spools_of_this_machine(
+    store: LocalStore, ddl: Ddl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of this very run, with what its learners keep of their own; unless one is alive and uses
+    them, which is said."""
+    root = tmp_path / "spool"
+    monkeypatch.setenv("DDL_SPOOL", str(root))
+    lineage = History(store, RUN).existing_run().lineage
+    living = Spool(root, run=RUN, lineage=lineage, learner="a")
+    living.warm_file.write_bytes(b"optimizer")
+    Spool(root, run=RUN, lineage="0" * 32, learner="a").close()
+    folder = run_folder(root, run=RUN, lineage=lineage)
+    rm = ("rm", f"{store.url}/{RUN}", "--yes", "--force")
+    record = bytes(store.get(KEYS.run_record))
+
+    told = ddl(*rm)
+    assert told.code == 0
+    assert f"9B in {folder} on this machine" in told.out
+    assert f"{folder} stays: a process of a is alive and uses it" in told.err
+    assert living.warm_file.exists()
+
+    living.close()
+    store.put(KEYS.run_record, record)
+    told = ddl(*rm)
+    assert (told.code, "stays" in told.err) == (0, False)
+    assert [path.name for path in root.iterdir()] == [f"{RUN}-00000000"]
 
 
 def test_rm_leaves_a_run_that_has_only_the_name_in_common(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import getpass
+import shutil
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -11,6 +13,7 @@ import typer
 from ddl.config import LivenessSettings
 from ddl.errors import RefusedError, UnknownRunError
 from ddl.names import counted
+from ddl.places import spool_root
 from ddl.protocol.address import safe_url
 from ddl_cli.resolve import Place, RedisOption, RunArgument, StoreOption, resolve
 from ddl_cli.units import short_number
@@ -33,11 +36,13 @@ def rm(
     redis: RedisOption = None,
     store: StoreOption = None,
 ) -> None:
-    """Delete a run for good: every object in its store and every key in its Redis.
+    """Delete a run for good: every object in its store, every key in its Redis, and what its learners
+    keep in the spool of this machine. Other machines keep theirs.
 
     If this is interrupted, what is left is no run any more; the same command finishes it.
     """
     from ddl.coordinator.remove import NOTHING, find_remains, remove_objects
+    from ddl.learner.spool import run_folder
     from ddl_cli.progress import bars
 
     place = resolve(run, redis=redis, store=store)
@@ -54,7 +59,12 @@ def rm(
                 f"there is nothing of a run {place.run!r} in {_places(place, opened)}",
                 hint="`ddl runs` lists the runs of a --redis or of a --store",
             )
-        what = _what(place, opened, remains, num_keys)
+        known = view.entry.run.lineage if view is not None and view.entry is not None else ""
+        lineage = remains.lineage or known
+        spools = run_folder(spool_root(), run=place.run, lineage=lineage) if lineage else None
+        if spools is not None and not spools.is_dir():
+            spools = None
+        what = _what(place, opened, remains, num_keys, spools)
         if not force:
             _check_at_rest(place, view)
         if not yes:
@@ -63,6 +73,7 @@ def rm(
             with bars() as tick:
                 who = getpass.getuser()
                 remove_objects(opened, place.run, remains, who=who, now=time.time(), tick=tick)
+        kept = _remove_spools(spools) if spools is not None else ""
         # last of all: until here, Redis still tells where the objects are
         if registry is not None and view is not None:
             registry.remove_run()
@@ -72,6 +83,8 @@ def rm(
         if registry is not None:
             registry.close()
     typer.echo(f"{place.run} is deleted: {what}")
+    if kept:
+        typer.echo(kept, err=True)
 
 
 def _find_store(place: Place) -> Store | None:
@@ -89,7 +102,9 @@ def _places(place: Place, store: Store | None) -> str:
     return " and in ".join(looked)
 
 
-def _what(place: Place, store: Store | None, remains: Remains, num_keys: int) -> str:
+def _what(
+    place: Place, store: Store | None, remains: Remains, num_keys: int, spools: Path | None
+) -> str:
     """What is deleted, for people."""
     parts = []
     if store is not None:
@@ -98,7 +113,26 @@ def _what(place: Place, store: Store | None, remains: Remains, num_keys: int) ->
     if num_keys:
         assert place.redis_url is not None
         parts.append(f"{counted(num_keys, 'key')} in Redis at {safe_url(place.redis_url)}")
+    if spools is not None:
+        parts.append(f"{short_number(_size_bytes(spools))}B in {spools} on this machine")
     return " and ".join(parts)
+
+
+def _size_bytes(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def _remove_spools(folder: Path) -> str:
+    """Delete a folder of spools; what there is to say if it stays."""
+    from ddl.learner.spool import users
+
+    try:
+        if in_use := users(folder):
+            return f"But {folder} stays: a process of {', '.join(in_use)} is alive and uses it"
+        shutil.rmtree(folder)
+    except OSError as error:
+        return f"But {folder} stays: {error.strerror}"
+    return ""
 
 
 def _is_of(view: View, remains: Remains, store: Store | None) -> bool:
