@@ -11,8 +11,9 @@ from typing import Final
 from ddl.codec.digest import sha256
 from ddl.coordinator.audit import Audit, Difference, Named, Report, Tick, audit_log, workers
 from ddl.coordinator.replay import Replay
+from ddl.core.snapshot import ledger_totals
 from ddl.errors import ObjectNotFoundError
-from ddl.protocol.records import Head, Record
+from ddl.protocol.records import Head, LedgerTotals, Record
 from ddl.protocol.wire import SCHEMA
 from ddl.store.base import Store
 
@@ -54,6 +55,7 @@ class Verification(Record, frozen=True, kw_only=True):
     global_version: int
     num_records: int
     num_receipts: int
+    ledger: LedgerTotals
     num_checkpoints: int
     num_objects: int
     objects_bytes: int
@@ -92,6 +94,7 @@ def verify_run(
         global_version=audit.log.global_version,
         num_records=audit.num_records,
         num_receipts=audit.num_receipts,
+        ledger=ledger_totals(audit.log.ledger, audit.log.shares),
         num_checkpoints=audit.num_checkpoints,
         num_objects=objects.num_whole,
         objects_bytes=objects.whole_bytes,

@@ -131,6 +131,6 @@ def _why(log: LogState, steps: float | None, trust: float, *, is_late: bool) -> 
         why = f"{log.budget_ratio:.0%} of about {steps:.0f} outer steps a fragment are done"
     if is_late:
         why += f"; contributions are {_staleness(log):.1f} versions late"
-    if trust < 1:
-        why += f"; outer gradients point against momentum (cosine {median(log.vitals.cosines):.2f})"
+    if round(trust - 1, 2) < 0:  # of less there is nothing to see
+        why += f"; outer gradients point against momentum (cosine {trust - 1:.2f})"
     return why

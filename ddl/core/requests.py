@@ -15,6 +15,7 @@ from ddl.core.events import Answer
 from ddl.core.log import LogState
 from ddl.core.membership import Membership
 from ddl.errors import ConfigError
+from ddl.names import counted
 from ddl.protocol.records import Order, Request
 
 DONE: Final = "done"
@@ -103,6 +104,12 @@ def decide(request: Request, *, log: LogState, membership: Membership) -> Decisi
                 after = config.amend(log.settings, request.changes)
             except ConfigError as error:
                 return Refusal(str(error))
+            in_flight, num = after.round.in_flight, len(log.fragments)
+            if "round.in_flight" in request.changes and in_flight > num:
+                return Refusal(
+                    f"round.in_flight ({in_flight}) is more than the run's {counted(num, 'fragment')}: "
+                    f"a fragment has one open round at most. Use round.in_flight = {num}"
+                )
             theirs = [key for key in config.CHOSEN if key in request.changes]
             if theirs and after.outer.preset == "auto":
                 return Refusal(

@@ -43,7 +43,7 @@ def snapshot(view: View) -> RunSnapshot | None:
         return None
     versions = tuple(state.version for state in view.fragments)
     learners = learner_views(view, entry.settings.liveness, versions)
-    ledger = _ledger(
+    ledger = ledger_totals(
         head.ledger if head else (),
         entry.run.layout.shares,
         outstanding=_outstanding(view.handins, view.receipts),
@@ -119,7 +119,7 @@ def snapshot_of_log(
         learners=(),
         rounds=(),
         loss=loss,
-        ledger=_ledger(log.ledger, log.shares),
+        ledger=ledger_totals(log.ledger, log.shares),
         health=log.health,
         events=tuple(facts),
         losses=tuple(losses),
@@ -248,7 +248,7 @@ def _store_view(learners: Iterable[LearnerView], lease: Lease | None) -> Service
 # ---- the ledger -------------------------------------------------------------------------------
 
 
-def _ledger(
+def ledger_totals(
     rows: Sequence[LedgerRow],
     shares: Sequence[float],
     *,

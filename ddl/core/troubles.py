@@ -139,7 +139,7 @@ def _rounds(shown: RunSnapshot) -> Iterator[Trouble]:
             f"{counted(len(able), 'learner')} can hand in{apart}",
             cure=f"start {'more learners' if able else 'learners: `ddl learner join`'}"
             + _or_fewer(run.name, len(able)),
-            since_at=min((round_.opened_at for round_ in below), default=run.committed_at),
+            since_at=min((round_.opened_at for round_ in below), default=None),
         )
     failing = {round_.reason: round_ for round_ in shown.rounds if round_.failed}
     for reason, round_ in failing.items():

@@ -30,6 +30,7 @@ def test_people_are_told_whether_it_fits() -> None:
     slow = ddl_plan("--parameters", "1.3B", "--learners", "8")
     assert slow.exit_code == 0
     assert slow.stdout.startswith("1.3G parameters in 24 fragments, 8 learners")
+    assert "each fragment every 24 steps, at 1.0 s a step (--step-s)\n" in slow.stdout
     assert "the link is too slow" in slow.stdout
     fast = ddl_plan("--parameters", "10M", "--up-mbit", "1000", "--down-mbit", "1000")
     assert "within tau = 2" in fast.stdout

@@ -187,6 +187,7 @@ def test_from_the_store_alone_nobody_is_said_to_be_missing() -> None:
         learners=(),
         rounds=(),
         troubles=(Trouble(name="run.held", alarm=True, what="the run is held", since_at=NOW),),
+        run=msgspec.structs.replace(shown.run, state="running", committed_at=shown.taken_at),
         coordinator=msgspec.structs.replace(shown.coordinator, known=False, lease_left_s=None),
         services={"redis": ServiceView(ok=False, asked=False), "store": ServiceView(ok=True)},
     )
@@ -195,6 +196,7 @@ def test_from_the_store_alone_nobody_is_said_to_be_missing() -> None:
     assert "!! the run is held (since 2025-11-29 " in text
     assert "no Redis is named" in text
     assert "no coordinator" not in text
+    assert "nothing merged for" not in text
 
 
 def test_learners_can_be_sorted_and_found() -> None:

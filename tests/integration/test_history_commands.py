@@ -138,6 +138,12 @@ def test_a_whole_run_verifies_and_replays(past: Past, ddl: Ddl) -> None:
         "skipped": [],
     }
     text = ddl("verify", (past.folder / "store" / RUN).as_uri())
+    fates = found["ledger"]
+    assert fates["merged"] > 0 < fates["refused"]
+    assert (
+        f"  ledger       {fates['handed_in']:,.0f} tokens handed in: {fates['merged']:,.0f} merged, "
+        f"{fates['refused']:,.0f} refused\n" in text.out
+    )
     assert (text.code, text.out.splitlines()[-1]) == (0, "everything is as the log says")
 
 

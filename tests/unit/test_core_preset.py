@@ -131,6 +131,18 @@ def test_momentum_falls_when_outer_gradients_turn_against_it() -> None:
     assert momentum(log) > before
 
 
+@pytest.mark.parametrize(("cosine", "is_told"), [(-0.004, False), (-0.006, True)])
+def test_momentum_that_about_holds_is_no_reason(cosine: float, is_told: bool) -> None:
+    """Nobody is told of a cosine of -0.00."""
+    log = auto(commits=100)
+    for _ in range(16):
+        merge(log, cosine=cosine)
+    choice = preset.choose(log)
+    assert choice is not None
+    assert choice.why.endswith("against momentum (cosine -0.01)") == is_told
+    assert ("against momentum" in choice.why) == is_told
+
+
 @pytest.mark.parametrize(("every", "most"), [(4, 0.8025), (2, 0.635), (1, 0.3)])
 def test_late_contributions_bear_little_momentum(every: int, most: float) -> None:
     """Momentum 0.9 with contributions a version late made a run of the digits diverge. From 0.97 where all

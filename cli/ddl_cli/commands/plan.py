@@ -81,7 +81,7 @@ def plan(
         ),
     )
     made = make_plan(situation)
-    typer.echo(canonical(made) if as_json else "\n".join(_lines(made)))
+    typer.echo(canonical(made) if as_json else "\n".join(_lines(made, step_s)))
 
 
 def _fragments(loaded: Loaded, parameters: str | None, task: Path | None) -> tuple[int, ...]:
@@ -113,13 +113,16 @@ def _equal_parts(elements: int, settings: Settings) -> tuple[int, ...]:
 # ---- for people ---------------------------------------------------------------------------------
 
 
-def _lines(made: Plan) -> Iterator[str]:
+def _lines(made: Plan, step_s: float) -> Iterator[str]:
     traffic, hand_in, memory, storage = made.traffic, made.hand_in, made.memory, made.storage
     yield (
         f"{short_number(made.parameters)} parameters in {counted(made.num_fragments, 'fragment')}, "
         f"{made.learners} learners; up {made.up}, down {made.down}"
     )
-    yield f"a round every {short_time(made.round_every_s)}, each fragment every {made.every_steps} steps"
+    yield (
+        f"a round every {short_time(made.round_every_s)}, each fragment every {made.every_steps} steps, "
+        f"at {short_time(step_s)} a step (--step-s)"
+    )
     yield ""
     yield from _table(
         "Bytes",

@@ -14,7 +14,7 @@ from ddl_cli.units import short_number
 
 if TYPE_CHECKING:
     from ddl.coordinator.verify import Verification
-    from ddl.protocol.records import Head
+    from ddl.protocol.records import Head, LedgerTotals
 
 
 def verify(
@@ -60,6 +60,7 @@ def text(found: Verification) -> str:
     lines = [
         f"{found.run}, lineage {found.lineage[:8]}, version {found.global_version}",
         f"  log          {found.num_records} records with {found.num_receipts} receipts",
+        f"  ledger       {_fates(found.ledger)}",
         f"  checkpoints  {found.num_checkpoints}",
         f"  objects      {found.num_objects}, {short_number(found.objects_bytes)}B{gone}",
     ]
@@ -83,6 +84,15 @@ def text(found: Verification) -> str:
     differences = counted(found.num_differences, "difference")
     lines.append(differences if found.num_differences else "everything is as the log says")
     return "\n".join(lines)
+
+
+def _fates(ledger: LedgerTotals) -> str:
+    """What has become of the tokens handed in, as receipts and ledger say alike."""
+    from ddl.protocol.records import FATES
+
+    tokens = {fate.replace("_", " "): round(getattr(ledger, fate)) for fate in FATES}
+    told = ", ".join(f"{num:,} {fate}" for fate, num in tokens.items() if num)
+    return f"{round(ledger.handed_in):,} tokens handed in" + (told and f": {told}")
 
 
 def _head(place: Place) -> Head | None:

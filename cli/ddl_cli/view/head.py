@@ -102,8 +102,9 @@ def _standing(shown: RunSnapshot) -> Text:
     text = Text.assemble(
         (run.name, "bold"), "  ", (run.state, _STATE_STYLES.get(run.state, "bold red"))
     )
-    if run.state == "running" and any(trouble.alarm for trouble in shown.troubles):
-        idle_s = shown.taken_at - run.committed_at
+    now = present(shown)
+    if now is not None and run.state == "running" and any(one.alarm for one in shown.troubles):
+        idle_s = now - run.committed_at
         text.append(f", nothing merged for {short_time(idle_s)}", "bold red")
     text.append(f"  version {run.global_version}")
     if run.line:
