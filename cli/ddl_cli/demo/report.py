@@ -15,6 +15,9 @@ from ddl_cli.demo.books import Books
 from ddl_cli.demo.stage import Played
 from ddl_cli.units import short_number, short_time
 
+FATES: Final = {"outstanding": "after the last version", "rolled_back": "rolled back"}
+"""Fates of tokens that are said in other words than their names, of a run that is over."""
+
 CLEARLY_BELOW: Final = 0.1
 """Nats per byte by which the last loss must be below the first, whatever the target."""
 
@@ -114,7 +117,9 @@ def text(report: Report, books: Books, *, then: Iterable[tuple[str, str]] = ()) 
         for name, tokens in msgspec.structs.asdict(report.tokens).items()
         if name not in ("handed_in", "merged") and tokens
     }
-    others = "".join(f", {short_number(tokens)} {name}" for name, tokens in fates.items())
+    others = "".join(
+        f", {short_number(tokens)} {FATES.get(name, name)}" for name, tokens in fates.items()
+    )
     stall_s = sum(row.stall_s for row in report.learners)
     whole_s = sum(row.stall_s + row.busy_s for row in report.learners)
     rows = [
