@@ -36,6 +36,7 @@ from ddl.core import events as e
 from ddl.core.log import START
 from ddl.core.machine import Machine
 from ddl.core.retire import Horizon
+from ddl.core.snapshot import ledger_totals
 from ddl.errors import (
     DdlError,
     IntegrityError,
@@ -349,14 +350,8 @@ class Service:
     def _tell_end(self, why: str) -> None:
         """The last word: why this process ends, and where the run stands."""
         log = self._machine.log
-        ledger = {
-            fate: round(
-                sum(
-                    s * getattr(r, fate).tokens for s, r in zip(log.shares, log.ledger, strict=True)
-                )
-            )
-            for fate in FATES
-        }
+        totals = ledger_totals(log.ledger, log.shares)
+        ledger = {fate: round(getattr(totals, fate)) for fate in FATES}
         fates = ", ".join(f"{n:,} {fate.replace('_', ' ')}" for fate, n in ledger.items() if n)
         further = "; start a coordinator to go on with it"
         if self._is_removed:
