@@ -63,7 +63,8 @@ def test_a_run_survives_its_processes(fleet: Fleet, num_fragments: int) -> None:
 
 
 def test_sigterm_drains_and_sigint_leaves(fleet: Fleet) -> None:
-    """SIGTERM: exit code 75, seen as left at once. Ctrl-C: 130. The coordinator's Ctrl-C: 130."""
+    """SIGTERM: exit code 75, seen as left at once. Ctrl-C: 130, and no trouble of the run. The coordinator's
+    Ctrl-C: 130."""
     fleet.write_run()
     coordinator = fleet.coordinator()
     fleet.until(fleet.snapshot, "the run is in Redis")
@@ -76,6 +77,8 @@ def test_sigterm_drains_and_sigint_leaves(fleet: Fleet) -> None:
     interrupted.send_signal(signal.SIGINT)
     assert interrupted.wait(timeout=30) == 130
     assert _state(fleet, "interrupted") == "left"
+    shown = fleet.until(fleet.snapshot, "a snapshot")
+    assert not [trouble.what for trouble in shown.troubles if trouble.learners]
     coordinator.send_signal(signal.SIGINT)
     assert coordinator.wait(timeout=30) == 130
 
