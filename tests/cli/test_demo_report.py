@@ -193,6 +193,9 @@ def test_the_summary_names_what_happened() -> None:
     """Both losses, the fates that occurred, the killed, the late, and the model's place."""
     shown = text(judged(), the_books())
     assert "5.400 at version 0, 2.300 at the last" in shown
-    assert "26k handed in, 20k merged, 2.5k refused, 3.0k after the last version, 3.0k discarded" in shown
+    assert (
+        "26k handed in, 20k merged, 2.5k refused, 3.0k after the last version, 3.0k discarded"
+        in shown
+    )
     assert "killed on the way" in shown
     assert "joined late" in shown
