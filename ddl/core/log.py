@@ -352,12 +352,14 @@ class LogState(msgspec.Struct, kw_only=True):
                 if not self.lately[learner]:
                     del self.lately[learner]
         self.health = record.health
-        staleness = fmean(receipt.staleness for receipt in merged) if merged else 0.0
-        pace = preset.grown(self.pace_steps, staleness=staleness, num_fragments=len(self.fragments))
+        stalenesses = [receipt.staleness for receipt in merged] or [0]
+        pace = preset.grown(
+            self.pace_steps, staleness=median(stalenesses), num_fragments=len(self.fragments)
+        )
         self.pace_steps = min(float(self.settings.round.every_steps), pace)
         self.vitals.note_step(
             record.health,
-            staleness=staleness,
+            staleness=fmean(stalenesses),
             version=record.global_version,
             num_fragments=len(self.fragments),
             settings=self.settings.health,

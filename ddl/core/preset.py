@@ -50,7 +50,7 @@ GROWTH_LATE: Final = 0.5
 """The same after a version whose contributions came late: the links do not bear it so often."""
 
 IN_TIME: Final = 0.5
-"""Mean staleness up to which contributions have come in time."""
+"""Median staleness up to which contributions have come in time."""
 
 NOTCH: Final = 0.1
 """A change of lr or heat by a smaller part waits: each is a record, before the next version's."""
@@ -99,7 +99,8 @@ def every_steps(log: LogState) -> float:
 
 
 def grown(pace_steps: float, *, staleness: float, num_fragments: int) -> float:
-    """The pace after one more version of one of the fragments, of contributions of this mean staleness."""
+    """The pace after one more version of one of the fragments, of contributions of this median staleness:
+    one learner with a slow link, of three or more, does not hold up the rest."""
     growth = GROWTH if staleness <= IN_TIME else GROWTH_LATE
     return pace_steps * (1.0 + growth / num_fragments)
 
