@@ -15,6 +15,7 @@ import math
 from typing import Final
 
 from ddl.config import Settings
+from ddl.core import preset
 from ddl.core.retire import SWEEP_EVERY
 from ddl.protocol.records import Record
 from ddl.protocol.sizes import CODEC_BITS
@@ -124,13 +125,17 @@ class Storage(Record, frozen=True, kw_only=True):
 
 
 class Plan(Record, frozen=True, kw_only=True):
-    """What `ddl plan --json` prints."""
+    """What `ddl plan --json` prints.
+
+    `early_steps`: a run's first ones, in which versions come more often than all else here says.
+    """
 
     schema: int = SCHEMA
     parameters: int
     num_fragments: int
     learners: int
     every_steps: int
+    early_steps: int
     overlap_steps: int
     up: str
     down: str
@@ -189,6 +194,7 @@ class _Planner:
             num_fragments=len(given.fragments),
             learners=given.learners,
             every_steps=settings.round.every_steps,
+            early_steps=preset.early_steps(settings),
             overlap_steps=settings.round.overlap_steps,
             up=settings.codec.up,
             down=settings.codec.down,

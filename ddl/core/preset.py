@@ -27,6 +27,7 @@ from statistics import fmean, mean, median
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
+    from ddl.config import Settings
     from ddl.core.log import LogState
 
 AUTO: Final = "auto"
@@ -103,6 +104,12 @@ def grown(pace_steps: float, *, staleness: float, num_fragments: int) -> float:
     one learner with a slow link, of three or more, does not hold up the rest."""
     growth = GROWTH if staleness <= IN_TIME else GROWTH_LATE
     return pace_steps * (1.0 + growth / num_fragments)
+
+
+def early_steps(settings: Settings) -> int:
+    """Steps from a run's beginning until versions come every H steps, where all come in time."""
+    is_auto = settings.outer.preset == AUTO
+    return round((settings.round.every_steps - 1) / GROWTH) if is_auto else 0
 
 
 def _outer_steps(log: LogState) -> float | None:

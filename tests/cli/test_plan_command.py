@@ -31,9 +31,12 @@ def test_people_are_told_whether_it_fits() -> None:
     assert slow.exit_code == 0
     assert slow.stdout.startswith("1.3G parameters in 24 fragments, 8 learners")
     assert "each fragment every 24 steps, at 1.0 s a step (--step-s)\n" in slow.stdout
+    assert "more often in the first 460 steps, as far as links bear it" in slow.stdout
     assert "the link is too slow" in slow.stdout
     fast = ddl_plan("--parameters", "10M", "--up-mbit", "1000", "--down-mbit", "1000")
     assert "within tau = 2" in fast.stdout
+    steady = ddl_plan("--parameters", "10M", "--set", "outer.preset=fixed")
+    assert "more often" not in steady.stdout
     assert "price" not in fast.stdout
     assert "price 0.46 a day" in ddl_plan("--parameters=10M", "--price-per-1000-gets=0.002").stdout
 

@@ -123,6 +123,11 @@ def _lines(made: Plan, step_s: float) -> Iterator[str]:
         f"a round every {short_time(made.round_every_s)}, each fragment every {made.every_steps} steps, "
         f"at {short_time(step_s)} a step (--step-s)"
     )
+    if made.early_steps:
+        yield (
+            f"more often in the first {made.early_steps} steps, as far as links bear it "
+            '(outer.preset = "auto")'
+        )
     yield ""
     yield from _table(
         "Bytes",
