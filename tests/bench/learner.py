@@ -121,7 +121,7 @@ def run_of(num_learners: int, width: int = loops.WIDTH) -> Iterator[str]:
                 "task.args": {"width": width},
                 "fragments": {"num": FRAGMENTS},
                 "round": {"every_steps": 24, "overlap_steps": 2, "quorum": num_learners},
-                "outer": {"preset": "fixed"},  # one pace: that of a run after its first 3 H steps
+                "outer": {"preset": "fixed"},  # one pace: that of a run after its early versions
                 "liveness": {"beat_s": 1.0, "suspect_s": 5.0, "gone_s": 15.0, "lease_s": 10.0},
             }
             fleet.write_run(**sections)
