@@ -310,9 +310,13 @@ def _uploads(shown: RunSnapshot) -> Iterator[Trouble]:
 
 
 def _participation(shown: RunSnapshot) -> Iterator[Trouble]:
-    live = sum(one.state == "training" for one in shown.learners)
     merges = [fact for fact in shown.events if fact.name == "version.published"][-FEW_ROUNDS:]
     numbers = [len(fact.fields.get("learners", ())) for fact in merges]
+    live = sum(  # those who were there in all of them
+        one.state == "training" and one.started_at <= merges[0].at
+        for one in shown.learners
+        if merges
+    )
     if len(numbers) == FEW_ROUNDS and max(numbers) < FEW_RATIO * live:
         yield Trouble(
             name="rounds.few",

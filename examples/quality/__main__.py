@@ -96,7 +96,8 @@ def modes(learners: int, steps: int, seed: int) -> dict[str, Cell]:
         for mode in ("carry", "overwrite", "blend")
     }
     for num in (1, 2, 8):
-        cells[f"{num} fragments"] = change(base, settings={"fragments.num": num})
+        fragments: dict[str, Scalar] = {"fragments.num": num, "round.in_flight": min(2, num)}
+        cells[f"{num} fragments"] = change(base, settings=fragments)
     return cells
 
 

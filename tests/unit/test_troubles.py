@@ -249,6 +249,18 @@ def test_few_of_many() -> None:
     assert "rounds.few" not in troubles(**many, facts=enough)
 
 
+def test_who_came_after_the_rounds_is_not_missed_in_them() -> None:
+    """One learner was alone while they closed; seven joined since: nothing is wrong."""
+    names = [f"l{n}" for n in range(8)]
+    alone = tuple(merged(10.0 - n, n, 0, "l0/1/f0/8") for n in range(4))
+    late = {
+        name: msgspec.structs.replace(learner(name), started_at=NOW - 5.0) for name in names[1:]
+    }
+    learners = {"l0": learner("l0")} | late
+    found = troubles(learners=learners, beats=dict.fromkeys(names, NOW), facts=alone)
+    assert "rounds.few" not in found
+
+
 def test_uploads_that_starve() -> None:
     """By their own speed, told once for all."""
     slow = Upload(bytes=100_000_000, done_bytes=1_000_000, bytes_per_s=500_000.0)

@@ -176,7 +176,7 @@ def _lines(made: Plan, step_s: float) -> Iterator[str]:
         (
             "kept",
             f"{_size(storage.kept_bytes)}, and for good "
-            f"{_size(storage.kept_for_good_bytes_per_day)} a day (by keep.every)",
+            f"{_size(storage.kept_for_good_bytes_per_day)} a day (keep.every, keep.contributions)",
         ),
     )
 
