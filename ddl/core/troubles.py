@@ -311,13 +311,12 @@ def _uploads(shown: RunSnapshot) -> Iterator[Trouble]:
 
 def _participation(shown: RunSnapshot) -> Iterator[Trouble]:
     merges = [fact for fact in shown.events if fact.name == "version.published"][-FEW_ROUNDS:]
+    if len(merges) < FEW_ROUNDS:
+        return
     numbers = [len(fact.fields.get("learners", ())) for fact in merges]
-    live = sum(  # those who were there in all of them
-        one.state == "training" and one.started_at <= merges[0].at
-        for one in shown.learners
-        if merges
-    )
-    if len(numbers) == FEW_ROUNDS and max(numbers) < FEW_RATIO * live:
+    began = merges[0].at  # who came later is not missed in them
+    live = sum(one.state == "training" and one.started_at <= began for one in shown.learners)
+    if max(numbers) < FEW_RATIO * live:
         yield Trouble(
             name="rounds.few",
             alarm=False,

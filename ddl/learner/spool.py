@@ -33,15 +33,13 @@ class Spool:
         try:
             self._made = [path for path in (self.folder, *self.folder.parents) if not path.exists()]
             self.folder.mkdir(parents=True, exist_ok=True)
+            self._lock: int | None = os.open(self.folder, os.O_RDONLY)
         except OSError as error:
             raise ConfigError(
                 f"spool folder {self.folder} cannot be made: {error.strerror}",
                 hint="Set DDL_SPOOL to a folder on local disk that this user may write to",
             ) from error
-        self._lock: int | None = os.open(self.folder, os.O_RDONLY)
-        with suppress(
-            OSError
-        ):  # a file system without locks: nothing is the worse for it meanwhile
+        with suppress(OSError):  # where there are no locks, only `ddl rm` knows less
             fcntl.flock(self._lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
 
     def close(self) -> None:

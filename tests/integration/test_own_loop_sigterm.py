@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -43,7 +44,7 @@ def test_it_leaves_by_its_next_step_or_is_ended(tmp_path: Path, redis_url: str) 
     with running(options(toml)), Fleet(tmp_path, redis_url, run=RUN) as fleet:
         brisk, stuck = _start(fleet, "brisk"), _start(fleet, "stuck")
         for name, process in (("brisk", brisk), ("stuck", stuck)):
-            fleet.until(lambda name=name: _steps(fleet, name) >= 3, f"{name} trains")  # type: ignore[misc]
+            fleet.until(partial(_has_stepped, fleet, name), f"{name} trains")
             process.send_signal(signal.SIGTERM)
         assert (brisk.wait(60), stuck.wait(60)) == (0, 75)
         left = [fleet.view("brisk"), fleet.view("stuck")]
@@ -70,9 +71,9 @@ def _start(fleet: Fleet, name: str) -> Process:
     return process
 
 
-def _steps(fleet: Fleet, name: str) -> int:
+def _has_stepped(fleet: Fleet, name: str) -> bool:
     view = fleet.view(name)
-    return view.step if view else 0
+    return view is not None and view.step >= 3
 
 
 def test_it_is_taken_over_where_nobody_minds_it(

@@ -163,7 +163,7 @@ def test_what_the_last_learner_hands_in_is_merged(num_fragments: int) -> None:
     """Nobody is left to open a round for: what was handed in on the way out, or lay there when the last
     process died, is merged all the same, once."""
     run = Run(settings_of(num_fragments), infos(num_fragments))
-    run.start_coordinator()
+    coordinator = run.start_coordinator()
     for name in "ab":
         run.add_learner(name, ConstantGradient(run.layout, lr=0.1))
     run.go(commits=8)
@@ -175,6 +175,7 @@ def test_what_the_last_learner_hands_in_is_merged(num_fragments: int) -> None:
     fates = {r.id: r.fate for r in run.receipts("a")}
     assert [fates.get(h.id) for h in last.handins] == ["merged"] * len(last.handins)
     assert last.machine.work("in_u").steps == 0
+    assert not coordinator.machine.inbox.pending
     versions = run.versions
     run.time.run(60.0)
     assert run.versions == versions

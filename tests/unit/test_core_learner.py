@@ -261,9 +261,8 @@ def test_a_learner_that_was_late_once_is_in_time_again() -> None:
     after = msgspec.structs.replace(open_round(0, 9), version_before=1)
     learner.on_beat(reply(rounds=(after,)))
     assert not learner.plan(100.0).snapshots
-    learner.on_beat(
-        reply(rounds=(), receipts=(receipt(1),))
-    )  # round 9 has merged it, and is closed
+    # round 9 has merged it, and is closed
+    learner.on_beat(reply(rounds=(), receipts=(receipt(1),)))
     assert not learner.plan(100.0).snapshots
     steps(learner, 1)
     last = msgspec.structs.replace(open_round(0, 11), version_before=2)

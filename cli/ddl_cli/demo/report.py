@@ -15,8 +15,8 @@ from ddl_cli.demo.books import Books
 from ddl_cli.demo.stage import Played
 from ddl_cli.units import short_number, short_time
 
-FATES: Final = {"outstanding": "after the last version", "rolled_back": "rolled back"}
-"""Fates of tokens that are said in other words than their names, of a run that is over."""
+IN_WORDS: Final = {"outstanding": "after the last version", "rolled_back": "rolled back"}
+"""What people are told in place of a fate's name, of a run that is over."""
 
 CLEARLY_BELOW: Final = 0.1
 """Nats per byte by which the last loss must be below the first, whatever the target."""
@@ -118,7 +118,7 @@ def text(report: Report, books: Books, *, then: Iterable[tuple[str, str]] = ()) 
         if name not in ("handed_in", "merged") and tokens
     }
     others = "".join(
-        f", {short_number(tokens)} {FATES.get(name, name)}" for name, tokens in fates.items()
+        f", {short_number(tokens)} {IN_WORDS.get(name, name)}" for name, tokens in fates.items()
     )
     stall_s = sum(row.stall_s for row in report.learners)
     whole_s = sum(row.stall_s + row.busy_s for row in report.learners)
