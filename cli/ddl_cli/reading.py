@@ -76,7 +76,7 @@ class Source:
         if self._registry is None:
             return None
         found = snapshot(self._registry.view(num_facts=EVENTS_READ))
-        return found and _typeable(found, self._place)
+        return found and typeable(found, self._place)
 
     def backlog(self) -> tuple[Fact, ...]:
         """All events that Redis still has. Raises: RegistryError."""
@@ -85,7 +85,7 @@ class Source:
         return tuple(fact for _, fact in self._registry.facts(limit=EVENTS_KEPT))
 
 
-def _typeable(shown: RunSnapshot, place: Place) -> RunSnapshot:
+def typeable(shown: RunSnapshot, place: Place) -> RunSnapshot:
     """The same, with cures whose commands name the run as it was found, not by its bare name."""
     bare = re.compile(rf"(`ddl [a-z ]+) {re.escape(place.run)}(?=[ `])")
     troubles = tuple(

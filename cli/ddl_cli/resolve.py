@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Final
@@ -13,7 +12,7 @@ import typer
 from ddl import config
 from ddl.config import StoreSettings
 from ddl.errors import ConfigError, UnknownRunError
-from ddl.protocol.address import check_redis_url, join_address, parse_address, safe_url
+from ddl.protocol.address import check_redis_url, parse_address, typed_address
 
 if TYPE_CHECKING:
     from ddl.registry.reader import RedisReader
@@ -74,9 +73,9 @@ class Place:
     @property
     def typed(self) -> str:
         """The run as a person would type it into another command, in the same shell."""
-        if self.redis_url is None or os.environ.get(REDIS_VARIABLE):
+        if self.redis_url is None or self.redis_url == os.environ.get(REDIS_VARIABLE):
             return self.run
-        return shlex.quote(join_address(safe_url(self.redis_url), self.run))
+        return typed_address(self.redis_url, self.run)
 
     def reader(self) -> RedisReader:
         """The run's control plane, for reading. Raises: ConfigError when no Redis is named."""

@@ -115,8 +115,9 @@ def of_learner(id_: str, sources: Sources) -> Iterator[Line]:
     for record in sources.records:
         if id_ in record.barred:
             reason = record.barred[id_]
-            word = f"{id_} was kicked: {reason}" if reason else f"{id_} was allowed in again"
-            yield Line(at=record.written_at, text=f"{word} (by {record.who})")
+            allowed = f"{id_} was allowed in again (by {record.who})"
+            text = f"{id_} was kicked: {reason}" if reason else allowed
+            yield Line(at=record.written_at, text=text)
     for fact in _about(id_, sources.facts):
         yield Line(at=fact.at, text=fact.text)
     now = sources.shown

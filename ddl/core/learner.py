@@ -27,6 +27,7 @@ from typing import Final, Literal, NamedTuple
 from ddl.config import Settings
 from ddl.core.chain import because
 from ddl.protocol.records import (
+    KICKED,
     Amount,
     BeatReply,
     FragmentState,
@@ -558,7 +559,7 @@ class LearnerMachine:
             life = f"incarnation {self._fenced_by} of {self.learner}"
             return Stop("fenced", f"{life} has taken over")
         if self._kicked:
-            return Stop("kicked", f"kicked: {self._kicked}")
+            return Stop("kicked", f"{KICKED}: {self._kicked}")
         if self.head is not None and self.head.state == "stopped":
             why = f": {self.head.why}" if self.head.why else ""
             return Stop("ended", f"the run is over{why}")

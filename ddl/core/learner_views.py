@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from ddl.core.membership import Member
 from ddl.protocol.keys import handin_field
 from ddl.protocol.records import (
+    KICKED,
     Fact,
     HandinId,
     LastHandin,
@@ -114,7 +115,7 @@ def _aside(order: Order | None, incarnation: int) -> str:
     """Why nothing of a learner is merged, as the coordinator told it; empty if it is."""
     if order is None or order.incarnation != incarnation or order.kind == "drain":
         return ""
-    return f"kicked: {order.reason}" if order.kind == "kick" else order.reason or "refused"
+    return f"{KICKED}: {order.reason}" if order.kind == "kick" else order.reason or "refused"
 
 
 def _last_changes(facts: Iterable[Fact]) -> dict[str, tuple[str, float]]:

@@ -79,7 +79,7 @@ def answer(request: Request, text: str) -> Answer:
         "set": f"set {', '.join(f'{key} = {value}' for key, value in request.changes.items())}",
         "rollback": f"go back to version {request.version}",
         "allow": f"let {request.learner} in again",
-        "drain": f"send {request.learner} away",
+        "drain": f"have {request.learner} hand in what it has and leave",
         "kick": f"kick {request.learner}",
     }.get(request.kind, f"{request.kind} the run")
     return Answer(request.id, text, f"{request.who} asked to {wish}")
@@ -129,7 +129,8 @@ def decide(request: Request, *, log: LogState, membership: Membership) -> Decisi
         known = ", ".join(sorted(membership.members)) or "nobody"
         return Refusal(f"no learner {request.learner!r} is in the run; in it: {known}")
     if request.kind == "kick":
-        return Entry("settings", {"barred": {member.id: why or "no reason given"}})
+        reason = f"{why or 'no reason given'} (by {request.who})"
+        return Entry("settings", {"barred": {member.id: reason}})
     if not member.present:
         has = "has left" if member.state == "left" else f"is {member.state}"
         return Refusal(f"{member.id} {has}")

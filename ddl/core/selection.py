@@ -12,7 +12,7 @@ from ddl.config import GateSettings, RoundSettings, Settings
 from ddl.core.log import FragmentHead, LogState
 from ddl.names import counted
 from ddl.protocol.keys import ObjectKeys
-from ddl.protocol.records import Amount, Fate, Handin, HandinId, held_digest
+from ddl.protocol.records import KICKED, Amount, Fate, Handin, HandinId, held_digest
 
 AMOUNT_MAX: Final = 2**53
 """Most steps or tokens of one contribution: whole numbers that every JSON reader keeps exact."""
@@ -87,7 +87,7 @@ def _out_of_place(handin: Handin, log: LogState) -> Verdict | None:
     if handin.line != log.line:
         return Verdict("rolled_back", f"made on line {handin.line}, the run is on {log.line}")
     if handin.learner in log.barred:
-        return Verdict("refused", f"kicked: {log.barred[handin.learner]}")
+        return Verdict("refused", f"{KICKED}: {log.barred[handin.learner]}")
     return None
 
 

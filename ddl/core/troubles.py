@@ -12,7 +12,7 @@ from typing import Final
 
 from ddl.core.membership import PRESENT
 from ddl.names import counted
-from ddl.protocol.records import Fact, LearnerView, RunSnapshot, RunView, Trouble
+from ddl.protocol.records import KICKED, Fact, HandinId, LearnerView, RunSnapshot, RunView, Trouble
 
 FEW_RATIO: Final = 0.5
 """Merges of fewer than this share of the live learners are few."""
@@ -226,7 +226,11 @@ def _refused_since(facts: Iterable[Fact], at: float) -> set[str]:
 
 
 def _fate(one: LearnerView) -> str:
-    return one.last.fate if one.last is not None else ""
+    """What became of its last hand-in, if that says anything of it as it is now: not that of a life
+    that has ended, nor what was refused for a kick that was taken back."""
+    if one.last is None or HandinId.parse(one.last.id).incarnation != one.incarnation:
+        return ""
+    return "" if one.last.reason.startswith(KICKED) else one.last.fate
 
 
 def _refused_and_needed(one: LearnerView, run: RunView, *, num_good: int) -> Trouble:
@@ -269,16 +273,16 @@ def _learner(one: LearnerView, run: str) -> Iterator[Trouble]:
         what = f"{one.id} is put aside, nothing of it is merged: {one.aside}"
         cure = "it takes the run's weights anew by itself; if this comes back, mend its training"
         yield trouble("learner.aside", what, cure, one.since_at)
-    elif one.last is not None and one.last.fate in _FATE_CURES:
-        what = f"the last hand-in of {one.id} was {one.last.fate}: {one.last.reason}"
-        yield trouble(f"handin.{one.last.fate}", what, _FATE_CURES[one.last.fate], one.last.at)
+    elif one.last is not None and (fate := _fate(one)) in _FATE_CURES:
+        what = f"the last hand-in of {one.id} was {fate}: {one.last.reason}"
+        yield trouble(f"handin.{fate}", what, _FATE_CURES[fate], one.last.at)
     elif one.error and not one.store_down_s and one.state in PRESENT:
         what = f"{one.id}: {one.error}"
         yield trouble("learner.trouble", what, "it tries again by itself", None)
 
 
 def _is_kicked(one: LearnerView) -> bool:
-    return one.aside.startswith("kicked")
+    return one.aside.startswith(KICKED)
 
 
 _FATE_CURES: Final = {

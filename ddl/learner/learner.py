@@ -353,15 +353,16 @@ class Learner:
         """Leave the run: finish uploads within `drain_s`, say goodbye, end all threads.
 
         `error` is shown to people as the reason, and as a trouble of the run. `why` is told where
-        nobody asked this learner to stop and nothing failed. After an error, or `at_once`, uploads
-        are given up, and wait in the spool for the next life of this id. Can be called more than
-        once.
+        nobody asked this learner to stop and nothing failed. After an error, when it was sent
+        away, or `at_once`, uploads are given up, and wait in the spool for the next life of this id.
+        Can be called more than once.
         """
         if self._closed:
             return
         self._closed = True
         machine = self._shared.machine
-        at_once = at_once or bool(error)
+        sent_away = self.stop is not None and self.stop.kind in ("fenced", "kicked")
+        at_once = at_once or bool(error) or sent_away
         goes_well = machine.aligned and not at_once
         if self._warm is not None and goes_well:
             self._keep_warm(self._warm)
@@ -372,7 +373,8 @@ class Learner:
         self._join(self._claiming)
         asked = self.stop.reason if self.stop is not None else ""
         why = "" if error else asked or why or "its training loop has ended"
-        self._voice.left(why, error=error)
+        is_kicked = self.stop is not None and self.stop.kind == "kicked"
+        self._voice.left(why, error=error, cure=self._session.way_back if is_kicked else "")
         self.say_goodbye(error=error, why=why)
         self._join(self._up, self._down)
         self._session.close()

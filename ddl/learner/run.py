@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -31,7 +30,6 @@ from ddl.learner.session import JoinOptions, Session, find_run
 from ddl.metrics.families import Family, of_learner
 from ddl.metrics.log import writing
 from ddl.metrics.serve import serving
-from ddl.protocol.address import safe_url
 from ddl.task import Build, Task, TaskContext, build_task, import_task, in_file, task_digest
 
 Ended = Literal["ended", "drained", "offline", "max_steps"]
@@ -97,9 +95,8 @@ def run_task(join: JoinOptions, options: TaskOptions, departure: Departure) -> E
         departure.training(lambda: learner.drain("SIGTERM"))
         with _task_errors(options.task):
             _train(learner, task, options.max_steps)
-        ended = _ended(learner, shlex.quote(safe_url(join.address)))
         learner.close(why=f"it has taken --max-steps = {options.max_steps}")
-        return ended
+        return _ended(learner, session)
 
 
 @contextmanager
@@ -257,13 +254,12 @@ def _endless(task: Task) -> Iterator[Any]:
             )
 
 
-def _ended(learner: Learner, run: str) -> Ended:
+def _ended(learner: Learner, session: Session) -> Ended:
     if learner.stop is None:
         return "max_steps"
     if learner.stop.kind == "fenced" or learner.stop.kind == "kicked":
-        is_kicked = learner.stop.kind == "kicked"
         raise RefusedError(
             f"learner {learner.id!r} has to leave: {learner.stop.reason}",
-            hint=f"`ddl learner allow {run} {learner.id}` lets it in again" if is_kicked else "",
+            hint=session.way_back if learner.stop.kind == "kicked" else "",
         )
     return learner.stop.kind

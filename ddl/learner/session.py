@@ -39,7 +39,7 @@ from ddl.journal import Journal, Troubles
 from ddl.learner.spool import Spool
 from ddl.names import check_learner_id
 from ddl.places import is_provably_gone, spool_root
-from ddl.protocol.address import parse_address, safe_url
+from ddl.protocol.address import parse_address, safe_url, typed_address
 from ddl.protocol.keys import ObjectKeys
 from ddl.protocol.records import Fact, LearnerRecord, RunEntry, RunRecord
 from ddl.protocol.wire import canonical, parse
@@ -95,6 +95,8 @@ class Session:
     """An incarnation of a learner and its connections; nobody knows it before `enter`."""
 
     run: RunEntry
+    address: str
+    """The run as a person would type it into another command, in any shell."""
     learner: str
     incarnation: int
     registry: LearnerRegistry
@@ -188,6 +190,11 @@ class Session:
             self.journal.on_change("registry", "registry.lost", f"{problem}; trying again")
             time.sleep(RETRY_S)
 
+    @property
+    def way_back(self) -> str:
+        """What lets this learner in again after it was kicked."""
+        return f"`ddl learner allow {self.address} {self.learner}` lets it in again"
+
     def _is_replaced(self) -> bool:
         """Whether another run has this one's name in Redis."""
         entry = self.registry.read_entry()
@@ -253,6 +260,7 @@ def find_run(options: JoinOptions, *, clock: Clock | None = None) -> Session:
     incarnation = 1 + last_present(lambda n: store.head(keys.join(learner, n)) is not None)
     session = Session(
         run=entry,
+        address=typed_address(redis_url, run),
         learner=learner,
         incarnation=incarnation,
         registry=registry,

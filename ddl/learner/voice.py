@@ -123,10 +123,11 @@ class Voice:
             "train in bf16",
         )
 
-    def left(self, why: str, *, error: str = "") -> None:
+    def left(self, why: str, *, error: str = "", cure: str = "") -> None:
         """It ends. What is not handed in by now is lost, but for what the spool keeps.
 
-        An error is for programs here: people are told of it by whoever ends the process.
+        An error is for programs here: people are told of it by whoever ends the process. `cure` says
+        what lets it come back, where that needs a person.
         """
         with self._shared.changed:
             machine = self._shared.machine
@@ -139,7 +140,7 @@ class Voice:
         self._session.journal.tell(
             "learner.ended",
             f"{self._session.learner} ends after {counted(step, 'step')}, the run is at version "
-            f"{version}: {'it cannot go on' if error else why}{not_sent}{left}",
+            f"{version}: {'it cannot go on' if error else why}{not_sent}{left}{cure and f'. {cure}'}",
             learner=self._session.learner,
             why=error or why,
             step=step,

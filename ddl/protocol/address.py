@@ -12,6 +12,7 @@ Nothing here reads a file or opens a connection.
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,6 +82,11 @@ def join_address(redis_url: str, run: str) -> str:
     """The address that lets a learner join `run`; the reverse of `parse_address`."""
     query = urlencode({"run": check_run_name(run)})
     return f"{redis_url}{'&' if '?' in redis_url else '?'}{query}"
+
+
+def typed_address(redis_url: str, run: str) -> str:
+    """`join_address` as a person types it into a shell, with no password in it."""
+    return shlex.quote(join_address(safe_url(redis_url), run))
 
 
 def check_redis_url(url: str) -> str:

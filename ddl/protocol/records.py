@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cached_property
-from typing import Any, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 
@@ -491,6 +491,10 @@ class LearnerRecord(Record, frozen=True, kw_only=True):
     error: str = ""
     why: str = ""
     """What made it leave, where nothing has failed."""
+
+
+KICKED: Final = "kicked"
+"""How every reason begins that comes of a kick."""
 
 
 class Order(Record, frozen=True, kw_only=True):

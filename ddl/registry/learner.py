@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
 
 import msgspec
 
 from ddl.config import Settings
 from ddl.errors import RefusedError
-from ddl.protocol.address import join_address
+from ddl.protocol.address import typed_address
 from ddl.protocol.keys import handin_field
 from ddl.protocol.records import (
     BeatReply,
@@ -47,7 +46,7 @@ class RedisLearner(RedisRun):
         args = (*_named(record), gone_s, int(takeover), int(enter))
         outcome, now, holder, age = self._server.run("register", keys, *args)
         if outcome == b"kicked":
-            address = shlex.quote(join_address(self._server.where, self._run))
+            address = typed_address(self._server.where, self._run)
             reason = parse(holder, Order, what=f"Redis key {k.orders}").reason
             raise RefusedError(
                 f"learner {record.id!r} was kicked: {reason or 'no reason given'}",

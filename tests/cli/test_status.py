@@ -115,16 +115,17 @@ def test_a_look_is_one_request_however_many_learners_there_are(
         }  # 5 inside of scripts
 
 
-@pytest.mark.parametrize("named", [True, False])
+@pytest.mark.parametrize("variable", ["right", "another", ""])
 def test_a_cure_can_be_typed_as_it_stands(
-    own_redis: EmbeddedRedis, named: bool, monkeypatch: pytest.MonkeyPatch
+    own_redis: EmbeddedRedis, variable: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By the run's name only where DDL_REDIS says where that is."""
+    named = variable == "right"
     publish(own_redis.url)
     address = f"{own_redis.url}?run=demo"
     monkeypatch.delenv("DDL_REDIS", raising=False)
-    if named:
-        monkeypatch.setenv("DDL_REDIS", own_redis.url)
+    if variable:
+        monkeypatch.setenv("DDL_REDIS", own_redis.url if named else "redis://elsewhere/0")
     with redis.Redis.from_url(own_redis.url) as client:
         head = json.loads(client.get(RegistryKeys("demo").head) or "")
         client.set(RegistryKeys("demo").head, json.dumps(head | {"state": "paused"}))

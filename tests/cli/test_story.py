@@ -87,7 +87,9 @@ def log(store: LocalStore) -> Log:
         launch=LAUNCH + 1,
         health=Health(loss_mean=2.5),
     )
-    log.write("settings", barred={"bert": "its fan is dead"}, who="ann", why="its fan is dead")
+    log.write(
+        "settings", barred={"bert": "its fan is dead (by ann)"}, who="ann", why="its fan is dead"
+    )
     log.write("settings", barred={"bert": ""}, who="ann")
     log.write("settings", changes={"stop.tokens": 12_000_000}, who="ann", why="more")
     log.write("stop", who="ann", why="enough")

@@ -60,8 +60,8 @@ def test_a_run_is_steered(fleet: Fleet, ddl: Ddl) -> None:
     drained, one leaves with 75 and may return; kicked, it leaves with 4 and may not until allowed."""
     fleet.coordinator()
     fleet.until(fleet.snapshot, "the run is in Redis")
-    for name in "ab":
-        fleet.learner(name)
+    fleet.ddl("learner", "join", "run.toml", "--task", "task.py", "--id", "a", "--threads", "1")
+    fleet.learner("b")
     fleet.until(lambda: all(steps(fleet, name) for name in "ab"), "both train")
     fleet.until_version(4)
 
@@ -93,6 +93,10 @@ def test_a_run_is_steered(fleet: Fleet, ddl: Ddl) -> None:
     assert drained.wait(timeout=30) == 75
     assert ddl("learner", "kick", fleet.address, "a", "--reason", "its data is wrong").code == 0
     assert kicked.wait(timeout=30) == 4
+    said = fleet.log(2)
+    assert f"`ddl learner allow '{fleet.address}' a` lets it in again" in said
+    assert "kicked: its data is wrong (by " in said
+    assert "it cannot go on" not in said
     again = fleet.learner("a")
     assert again.wait(timeout=60) == 4
     assert not (fleet.folder / "store" / ObjectKeys(fleet.run).join("a", 2)).exists()

@@ -393,7 +393,7 @@ def test_a_kicked_learner_leaves_and_returns_only_when_it_is_allowed() -> None:
     assert run.time.run(10.0, until=lambda: not bad.alive)
     stop = bad.machine.plan(run.time.now).stop
     assert stop is not None
-    assert (stop.kind, stop.reason) == ("kicked", "kicked: because")
+    assert (stop.kind, stop.reason) == ("kicked", "kicked: because (by ann)")
     coordinator.die()
     run.start_coordinator()
     again = run.add_learner("bad", task)
@@ -419,8 +419,10 @@ def test_what_a_kicked_learner_had_handed_in_is_refused() -> None:
     assert run.time.run(60.0, until=lambda: bool(run.services.handins))
     assert ask(run, "kick", learner="a") == "done"
     run.time.run(10.0)
-    assert [(r.fate, r.reason) for r in run.receipts("a")] == [("refused", "kicked: because")]
-    assert run.services.orders["a"] == Order(kind="kick", incarnation=1, reason="because")
+    assert [(r.fate, r.reason) for r in run.receipts("a")] == [
+        ("refused", "kicked: because (by ann)")
+    ]
+    assert run.services.orders["a"] == Order(kind="kick", incarnation=1, reason="because (by ann)")
     assert run.services.rounds[0].awaited == ("b",) or not run.services.rounds[0].awaited
     checked(run)
 

@@ -22,7 +22,7 @@ from tests.core_records import genesis
             "eve asked to set round.quorum = 2, outer.lr = 0.5",
         ),
         ({"kind": "rollback", "version": 7}, "eve asked to go back to version 7"),
-        ({"kind": "drain", "learner": "a"}, "eve asked to send a away"),
+        ({"kind": "drain", "learner": "a"}, "eve asked to have a hand in what it has and leave"),
         ({"kind": "kick", "learner": "a"}, "eve asked to kick a"),
         ({"kind": "allow", "learner": "a"}, "eve asked to let a in again"),
     ],

@@ -168,6 +168,16 @@ def test_the_last_word_says_what_is_left_behind(speaker: Speaker, spool_fails: b
     )
 
 
+def test_the_end_of_a_kicked_learner_says_what_lets_it_back(speaker: Speaker) -> None:
+    """By whom and why it was sent away, and the command; it has not failed."""
+    cure = "`ddl learner allow 'redis://h/0?run=demo' a` lets it in again"
+    speaker.voice.left("kicked: its fan is dead (by ann)", cure=cure)
+    (last,) = speaker.said()
+    assert last["text"] == (
+        "a ends after 0 steps, the run is at version 0: kicked: its fan is dead (by ann). " + cure
+    )
+
+
 def test_an_error_is_told_once(speaker: Speaker) -> None:
     """Whoever ends the process prints it; programs that read the log find it there, too."""
     speaker.voice.left("", error="task.py:7: training raised ValueError: no such row")

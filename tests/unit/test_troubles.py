@@ -149,6 +149,25 @@ def test_a_kicked_learner() -> None:
     assert "1 learner can hand in (1 kicked)" in found["rounds.below_quorum"].what
 
 
+def test_a_kick_that_was_taken_back() -> None:
+    """Work that was refused for it is no trouble any more, whether or not the learner has come back,
+    and is not what an open round waits for."""
+    refused = receipt("bert", 1, 4, fate="refused", reason="kicked: its fan is dead (by ann)")
+    told = (fact(1, "contribution.refused", "no", learner="bert"),)
+    assert troubles(receipts={"bert/1/1": refused}, facts=told) == {}
+    left = learner("bert", state="left", why="kicked: its fan is dead (by ann)")
+    enough = {"anna": learner("anna"), "bert": left, "cleo": learner("cleo")}
+    beats = dict.fromkeys(enough, NOW - 0.2)
+    assert troubles(receipts={"bert/1/1": refused}, learners=enough, beats=beats) == {}
+
+
+def test_what_a_former_life_met_is_no_trouble_of_the_next() -> None:
+    """It was started anew, and has handed in nothing since."""
+    refused = receipt("bert", 1, 4, fate="refused", reason="3 of 250 values are not finite")
+    again = {"anna": learner("anna"), "bert": learner("bert", incarnation=2)}
+    assert troubles(receipts={"bert/1/1": refused}, learners=again) == {}
+
+
 GONE: dict[str, Any] = {"lease": None, "lease_left_s": None}
 
 

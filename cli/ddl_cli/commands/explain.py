@@ -109,7 +109,7 @@ def _with_redis(place: Place, sources: Sources) -> Sources:
     if place.redis_url is None:
         return sources
     from ddl.core.snapshot import snapshot
-    from ddl_cli.reading import EVENTS_KEPT
+    from ddl_cli.reading import EVENTS_KEPT, typeable
 
     registry = place.reader()
     try:
@@ -121,6 +121,9 @@ def _with_redis(place: Place, sources: Sources) -> Sources:
         return sources
     finally:
         registry.close()
+    shown = snapshot(view)
     return sources._replace(
-        facts=view.facts, shown=snapshot(view), handins=tuple(view.handins.values())
+        facts=view.facts,
+        shown=shown and typeable(shown, place),
+        handins=tuple(view.handins.values()),
     )
