@@ -238,6 +238,7 @@ class ScriptedLearner:
         self.receipts: dict[HandinId, str] = {}
         self.reasons: dict[HandinId, str] = {}
         self.step = 1000  # seasoned: rounds open at once
+        self._started_at = self._registry.now()
         self.register()
 
     def close(self) -> None:
@@ -378,6 +379,7 @@ class ScriptedLearner:
             lineage=self.run.lineage,
             host="test",
             state="training",
+            started_at=self._started_at,
             step=self.step,
             step_s=0.01,
             tokens=self.step * TOKENS_PER_STEP,

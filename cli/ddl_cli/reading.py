@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from ddl.core.facts import by_time
 from ddl.core.snapshot import snapshot, snapshot_of_log
 from ddl.errors import RegistryError, UnknownRunError
 from ddl.protocol.address import safe_url
@@ -82,7 +83,7 @@ class Source:
         """All events that Redis still has. Raises: RegistryError."""
         if self._registry is None:
             return ()
-        return tuple(fact for _, fact in self._registry.facts(limit=EVENTS_KEPT))
+        return by_time(fact for _, fact in self._registry.facts(limit=EVENTS_KEPT))
 
 
 def typeable(shown: RunSnapshot, place: Place) -> RunSnapshot:

@@ -12,6 +12,7 @@ from typing import Final
 
 from ddl.clock import Clock
 from ddl.core.events import Show
+from ddl.core.facts import identity
 from ddl.core.log import LogState
 from ddl.errors import LeaseLostError, RegistryError
 from ddl.protocol.records import (
@@ -80,6 +81,7 @@ class Mirror:
         self._answered: list[str] = []
         self._forgotten: dict[str, int] = {}
         self._facts: deque[Fact] = deque(maxlen=FACTS_KEPT)
+        self._told: set[tuple[float, str, str]] | None = None
 
     # ---- notes ------------------------------------------------------------------------------
 
@@ -223,8 +225,18 @@ class Mirror:
             self._require(self._registry.remove_request(self._epoch, self._answered[0]))
             del self._answered[0]
         if self._facts:
-            self._registry.tell(tuple(self._facts))
-            self._facts.clear()
+            self._tell()
+
+    def _tell(self) -> None:
+        """Each fact once: not what an earlier coordinator has told of the same instant, nor what was
+        told by a call whose answer was lost."""
+        told = self._told
+        if told is None:
+            told = {identity(fact) for fact in self._registry.told()}
+        self._told = None  # until it is known that the call was made
+        self._registry.tell([fact for fact in self._facts if identity(fact) not in told])
+        self._told = told
+        self._facts.clear()
 
     def _entry(self, boot: str) -> RunEntry:
         return RunEntry(

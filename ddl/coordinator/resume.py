@@ -81,14 +81,16 @@ def live_changes(log: LogState, loaded: Loaded) -> dict[str, Scalar]:
     return {key: value for key, value in _differing(log, loaded) if not _is_old(log, key, value)}
 
 
-def standing_orders(log: LogState, loaded: Loaded) -> list[str]:
-    """What people have ordered, where what was given says what was before, in sentences."""
-    return [
-        f"{key} = {config.get(log.settings, key)} stands, as it was set during the run; "
-        f"{key} = {value} is from before that"
-        for key, value in _differing(log, loaded)
-        if _is_old(log, key, value)
-    ]
+def standing_orders(log: LogState, loaded: Loaded) -> str:
+    """What people have ordered, where what was given says what was before, in one sentence; empty if
+    there is nothing of the kind. One order may have changed several settings."""
+    old = [(key, value) for key, value in _differing(log, loaded) if _is_old(log, key, value)]
+    if not old:
+        return ""
+    now = ", ".join(f"{key} = {config.get(log.settings, key)}" for key, _ in old)
+    before = ", ".join(f"{key} = {value}" for key, value in old)
+    stand, are = ("stands, as it was", "is") if len(old) == 1 else ("stand, as they were", "are")
+    return f"{now} {stand} set during the run; {before} {are} from before that"
 
 
 def _differing(log: LogState, loaded: Loaded) -> Iterator[tuple[str, Scalar]]:

@@ -161,8 +161,8 @@ class Coordinator:
                 f"{counted(run.layout.num_fragments, 'fragment')}; learners join by "
                 f"{join_address(safe_url(self._settings.redis.url), run.name)}",
             )
-            for order in resume.standing_orders(log, self._options.loaded):
-                self._journal.tell("settings.kept", order)
+            if orders := resume.standing_orders(log, self._options.loaded):
+                self._journal.tell("settings.kept", orders)
             service = Service(
                 run=run,
                 machine=Machine(

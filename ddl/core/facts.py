@@ -25,6 +25,19 @@ from ddl.protocol.records import (
 )
 
 
+def by_time(facts: Iterable[Fact]) -> tuple[Fact, ...]:
+    """Facts as they came about; they are told in another order by several processes, and by a
+    coordinator that finds out later what happened while there was none."""
+    return tuple(sorted(facts, key=lambda fact: fact.at))
+
+
+def identity(fact: Fact) -> tuple[float, str, str]:
+    """What two tellings of the same fact have in common: of a learner that something became of it
+    then, whatever is known of the time before; of all else, the whole sentence."""
+    is_learners = fact.name.startswith("learner.")
+    return fact.at, fact.name, str(fact.fields.get("learner")) if is_learners else fact.text
+
+
 def learner_joined(record: LearnerRecord) -> Say:
     return Say(
         "learner.joined",

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from ddl.core import troubles
+from ddl.core.facts import by_time
 from ddl.core.learner_views import learner_views
 from ddl.core.membership import PRESENT
 from ddl.protocol.records import (
@@ -73,7 +74,7 @@ def snapshot(view: View) -> RunSnapshot | None:
         loss=_loss(head, learners),
         ledger=ledger,
         health=head.health if head else Health(),
-        events=tuple(sorted(view.facts, key=_instant)),  # learners and coordinator tell apart
+        events=by_time(view.facts),
         losses=losses(view.facts),
     )
     wrong = troubles.standing(shown)
@@ -141,10 +142,6 @@ def tokens_per_s(learner: LearnerView) -> float | None:
     if learner.state != "training" or not learner.step or not learner.step_s:
         return None
     return learner.tokens / learner.step / learner.step_s
-
-
-def _instant(fact: Fact) -> float:
-    return fact.at
 
 
 # ---- the run ----------------------------------------------------------------------------------

@@ -226,6 +226,10 @@ class CoordinatorRegistry(Protocol):
         """Append to the events stream."""
         ...
 
+    def told(self) -> list[Fact]:
+        """All that the events stream holds and that can be read, oldest first."""
+        ...
+
     def close(self) -> None:
         """End a wait in another thread and free connections; calls under way end as they would."""
         ...

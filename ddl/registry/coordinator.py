@@ -9,6 +9,7 @@ import msgspec
 
 from ddl.protocol.keys import RUNS, handin_field
 from ddl.protocol.records import (
+    Fact,
     FragmentState,
     Handin,
     Head,
@@ -22,7 +23,7 @@ from ddl.protocol.records import (
 )
 from ddl.protocol.wire import canonical
 from ddl.registry.base import IndexEntry, LeaseReply, Poll, settings_digest, shared_settings
-from ddl.registry.run import OpenRounds, RedisRun, fields, instants, optional, readable, table
+from ddl.registry.run import OpenRounds, RedisRun, fields, instants, optional, readable, rows, table
 from ddl.registry.units import units_done
 
 
@@ -165,6 +166,11 @@ class RedisCoordinator(RedisRun):
             units=units_done(units, k.units, broken),
             broken=tuple(broken),
         )
+
+    def told(self) -> list[Fact]:
+        key = self._keys.events
+        found = self._server.call("XRANGE", key, "-", "+")
+        return rows([row.get(b"fact", b"") for _, row in found], Fact, key, [])
 
     def wait_arrivals(self, timeout_s: float) -> bool:
         return self._arrivals.wait(timeout_s)

@@ -178,6 +178,9 @@ class CoordinatorSide(_Side):
     def now(self) -> float:
         return self._redis.clock()
 
+    def told(self) -> list[Fact]:
+        return list(self._redis.tables.facts)
+
     # ---- the lease
 
     def take_lease(self, lease: Lease, *, ttl_s: float, min_epoch: int) -> LeaseReply:

@@ -283,6 +283,20 @@ def test_events_of_redis_as_json_lines(redis_url: str) -> None:
     assert ddl("events", address, "--since", "2000d").stdout.count("\n") == len(rows)
 
 
+def test_events_come_in_the_order_of_their_time(redis_url: str) -> None:
+    """Also what a coordinator found out later: who came and went while there was none."""
+    publish(redis_url)
+    late = [fact(200, "learner.left", "ann left"), fact(300, "learner.joined", "ann joined")]
+    with closing(RedisCoordinator(redis_url, "demo")) as coordinator:
+        coordinator.tell(late)
+    shown = ddl("events", f"{redis_url}?run=demo", "--json").stdout.splitlines()
+    rows = [msgspec.json.decode(line) for line in shown]
+    assert len(rows) == len(view().facts) + 2
+    assert [row["at"] for row in rows] == sorted(row["at"] for row in rows)
+    names = [row["name"] for row in rows if row["text"].startswith("ann ")]
+    assert names == ["learner.joined", "learner.left"]
+
+
 @pytest.mark.parametrize(
     ("words", "code"), [(("--since", "soon"), 2), (("--redis", "redis://127.0.0.1:1/0"), 3)]
 )

@@ -467,6 +467,7 @@ def test_what_is_no_text_or_holds_a_zero_hides_only_itself(joined: Sides) -> Non
     assert view.learners == poll.learners == {"ada": learner()}
     assert view.fragments == tuple(states())
     assert view.facts == (fact,)
+    assert joined.coordinator.told() == [fact]
     assert view.standbys == ("\\xff",)
     assert view.lease is None
     assert len(view.broken) == 7
@@ -844,6 +845,7 @@ def test_facts_are_shown_newest_last(joined: Sides) -> None:
     joined.learner.tell([])
     assert joined.reader.view(num_facts=3).facts == tuple(facts[2:])
     assert joined.reader.view().facts == tuple(facts)
+    assert joined.coordinator.told() == facts
 
 
 def test_facts_are_read_on_from_where_one_was(joined: Sides) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from ddl.coordinator.history import History
+from ddl.core.facts import by_time
 from ddl.core.log import LogState
 from ddl.core.snapshot import snapshot
 from ddl.embedded import EmbeddedRedis
@@ -128,6 +129,39 @@ def test_a_run_is_created_merges_and_ends_at_its_budget(
     assert view.lease is None, "the lease is let go"
     assert not view.handins
     assert not view.rounds
+
+
+def test_who_comes_and_goes_is_told_once_whoever_coordinates(
+    toml: Path, join: Join, redis_url: str
+) -> None:
+    """Also what came about after the last record, under a coordinator or while there was none; with the
+    time at which it did."""
+
+    def told() -> list[tuple[str, str]]:
+        with closing(RedisReader(redis_url, RUN)) as reader:
+            facts = by_time(fact for _, fact in reader.facts(limit=1000))
+        told = [(f.name, str(f.fields["learner"])) for f in facts if "learner" in f.fields]
+        return [one for one in told if one[0] in ("learner.joined", "learner.left")]
+
+    def await_word(*of: str) -> None:
+        eventually(lambda: of in told(), what=f"word of {of}")
+
+    with running(options(toml)):
+        join("a").leave()
+        await_word("learner.left", "a")
+    join("b").leave()
+    for witness in "cd":
+        with running(options(toml)):
+            join(witness)
+            await_word("learner.joined", witness)
+    assert told() == [
+        ("learner.joined", "a"),
+        ("learner.left", "a"),
+        ("learner.joined", "b"),
+        ("learner.left", "b"),
+        ("learner.joined", "c"),
+        ("learner.joined", "d"),
+    ]
 
 
 def _is_made_by_a_merge(key: str) -> bool:

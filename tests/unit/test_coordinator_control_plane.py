@@ -44,7 +44,8 @@ class FakeRegistry:
     Attributes:
         fault: raised by every call while it is set.
         fenced: whether calls with an epoch are turned away.
-        told: leases as they were renewed.
+        renewals: leases as they were renewed.
+        events: what `told` gives.
     """
 
     def __init__(self, *replies: LeaseReply) -> None:
@@ -53,13 +54,19 @@ class FakeRegistry:
         self.fault: Exception | None = None
         self.fenced = False
         self.renewed = threading.Event()
-        self.told: list[Lease] = []
+        self.renewals: list[Lease] = []
+        self.events: list[Fact] = []
+
+    def told(self) -> list[Fact]:
+        if self.fault:
+            raise self.fault
+        return self.events
 
     def take_lease(self, *_: object, **__: object) -> LeaseReply:
         return self.replies.pop(0)
 
     def renew_lease(self, lease: Lease, **_: object) -> LeaseReply:
-        self.told.append(lease)
+        self.renewals.append(lease)
         self.renewed.set()
         if self.fault:
             raise self.fault
@@ -166,7 +173,7 @@ def test_a_renewal_tells_how_long_the_last_small_write_took() -> None:
     state = Held(GRANTED)
 
     def told() -> list[Lease]:
-        return [lease for lease in state.registry.told if (lease.store_s or 0.0) >= 2.5]
+        return [lease for lease in state.registry.renewals if (lease.store_s or 0.0) >= 2.5]
 
     while not told():  # a probe may have come between
         state.keeper.store_wrote(since=SystemClock().monotonic() - 2.5)
@@ -317,6 +324,39 @@ def test_what_happened_during_an_outage_is_shown_at_once_afterwards() -> None:
     assert [r.seq for r in receipts] == [1, 2]
     assert entry is None
     assert tell[0] == "tell"
+
+
+def left(at: float, text: str) -> Fact:
+    return Fact(at=at, name="learner.left", text=text, fields={"learner": "ann"})
+
+
+def test_a_fact_is_told_once_whoever_finds_it_out() -> None:
+    """An earlier coordinator has told it in other words; one of another instant is news. Another thing
+    of the same instant is another fact."""
+    shown = Shown()
+    shown.registry.events = [left(3.0, "ann left (was training)")]
+    news = [left(5.0, "ann left"), Fact(at=3.0, name="run.settings", text="a = 1")]
+    more = Fact(at=3.0, name="run.settings", text="b = 1")
+    for fact in (left(3.0, "ann left"), *news, more):
+        shown.mirror.note_fact(fact)
+    assert shown.mirror.flush() is None
+    assert shown.registry.calls == [("tell", ([*news, more],))]
+
+
+def test_facts_whose_telling_was_not_answered_are_not_told_twice() -> None:
+    """Redis had taken some of them, or all, before the answer was lost."""
+    shown = Shown()
+    first, second = left(3.0, "ann left"), left(5.0, "ann left")
+    shown.mirror.note_fact(first)
+    assert shown.mirror.flush() is None
+    shown.mirror.note_fact(second)
+    shown.registry.fault = RegistryUnavailableError("away")
+    assert shown.mirror.flush() is shown.registry.fault
+    shown.registry.fault, shown.registry.events = None, [first, second]
+    shown.registry.calls.clear()
+    shown.mirror.reachable = True
+    assert shown.mirror.flush() is None
+    assert shown.registry.calls == [("tell", ([],))]
 
 
 def test_a_rebuild_holds_all_and_orders_stand() -> None:

@@ -96,16 +96,29 @@ def test_a_start_undoes_no_order_that_came_after_what_it_says(run: RunRecord, to
     change(log, "ann@host", {"round.quorum": 5})
     change(log, "ann@host", {"round.quorum": 6})
     assert live_changes(log, as_it_was) == {}
-    assert standing_orders(log, as_it_was) == [
+    assert standing_orders(log, as_it_was) == (
         "round.quorum = 6 stands, as it was set during the run; round.quorum = 2 is from before that"
-    ]
+    )
     restored = parse(canonical(log), LogState, what="checkpoint")
     assert live_changes(restored, as_it_was) == {}
     assert live_changes(log, edited) == {"round.quorum": 3}
     change(log, START, {"round.quorum": 3})
-    assert (live_changes(log, edited), standing_orders(log, edited)) == ({}, [])
+    assert (live_changes(log, edited), standing_orders(log, edited)) == ({}, "")
     assert live_changes(log, again) == {"round.quorum": 4}
     assert live_changes(log, as_it_was) == {"round.quorum": 2}
+
+
+def test_orders_that_stand_are_told_together(run: RunRecord, toml: Path) -> None:
+    """One start says it once, however many settings there are."""
+    log = LogState.genesis(run)
+    loaded = config.load(toml, flags={"round.quorum": "2", "round.deadline_s": "60"})
+    change(log, START, {"round.deadline_s": 60.0})
+    change(log, "ann@host", {"round.quorum": 5})
+    change(log, "bob@host", {"round.deadline_s": 90.0})
+    assert standing_orders(log, loaded) == (
+        "round.quorum = 5, round.deadline_s = 90.0 stand, as they were set during the run; "
+        "round.quorum = 2, round.deadline_s = 60.0 are from before that"
+    )
 
 
 def test_another_task_file_of_the_same_model_is_only_told(run: RunRecord, toml: Path) -> None:

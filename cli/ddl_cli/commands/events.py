@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from ddl.core.facts import by_time
 from ddl.errors import ConfigError, RegistryError, UnknownRunError
 from ddl_cli.reading import EVENTS_KEPT
 from ddl_cli.resolve import Place, RedisOption, RunArgument, StoreOption, resolve
@@ -45,7 +46,7 @@ def events(
         bool, typer.Option("--json", help="One JSON object a line (Event).")
     ] = False,
 ) -> None:
-    """Show what happened in a run, oldest first.
+    """Show what happened in a run, oldest first, in the order in which it came about.
 
     Redis remembers the last few thousand events. If none is named, or it does not answer, or does
     not know the run, and a store is named, the log there tells all that it has: versions,
@@ -54,7 +55,7 @@ def events(
     place = resolve(run, redis=redis, store=store)
     age_s = None if since is None else _seconds(since)
 
-    def show(facts: list[Fact], now: float | None = None) -> None:
+    def show(facts: Sequence[Fact], now: float | None = None) -> None:
         facts = _younger(facts, age_s, now=now)
         _show(facts[-last:] if last else facts, as_json=as_json)
 
@@ -73,7 +74,7 @@ def events(
             typer.echo(f"told from the log alone: {error}", err=True)
             show(_from_log(place))
             return
-        show([fact for _, fact in placed], registry.now())
+        show(by_time(fact for _, fact in placed), registry.now())
         if follow:
             _follow(registry, placed[-1][0] if placed else "0-0", as_json=as_json)
     finally:
@@ -105,7 +106,7 @@ def _follow(registry: RedisReader, place: str, *, as_json: bool) -> None:
             if away:
                 typer.echo("Redis is back", err=True)
             away = ""
-        _show((fact for _, fact in placed), as_json=as_json)
+        _show(by_time(fact for _, fact in placed), as_json=as_json)
         if placed:
             place = placed[-1][0]
         if len(placed) < AT_ONCE:
@@ -126,7 +127,9 @@ def _from_log(place: Place) -> list[Fact]:
         opened.close()
 
 
-def _younger(facts: list[Fact], age_s: float | None, *, now: float | None = None) -> list[Fact]:
+def _younger(
+    facts: Sequence[Fact], age_s: float | None, *, now: float | None = None
+) -> Sequence[Fact]:
     """Those of at most this age, by the clock of Redis; without one, before the newest of them."""
     if age_s is None or not facts:
         return facts

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from ddl.core.facts import by_time
 from ddl.errors import ConfigError, RegistryError
 from ddl_cli.report.canvas import figure_class
 from ddl_cli.resolve import Place, RedisOption, RunArgument, StoreOption, resolve
@@ -72,7 +73,7 @@ def _facts(place: Place) -> tuple[Fact, ...]:
         return ()
     registry = place.reader()
     try:
-        return tuple(fact for _, fact in registry.facts(limit=FACTS_READ))
+        return by_time(fact for _, fact in registry.facts(limit=FACTS_READ))
     except RegistryError as error:
         if place.store_url is None:
             raise

@@ -8,6 +8,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from ddl.core.facts import by_time
 from ddl.core.snapshot import losses
 from ddl.protocol.records import Fact, RunSnapshot
 from ddl_cli.reading import EVENTS_KEPT
@@ -44,7 +45,7 @@ class Trail:
         self._measure(shown)
         return msgspec.structs.replace(
             shown,
-            events=tuple(sorted(self._facts.values(), key=_instant)),
+            events=by_time(self._facts.values()),
             losses=tuple(self._losses) or shown.losses,
         )
 
@@ -74,10 +75,6 @@ class Trail:
         if shown.taken_at > began_at:
             seconds = shown.taken_at - began_at
             self.rates = Rates((up - up_before) / seconds, (down - down_before) / seconds)
-
-
-def _instant(fact: Fact) -> float:
-    return fact.at
 
 
 def _name(fact: Fact) -> tuple[float, str]:
