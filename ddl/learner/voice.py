@@ -50,9 +50,11 @@ class Voice:
         with self._shared.changed:
             first, self._first = self._first, False
         if first:
+            life = self._session.incarnation
+            since = f" since it came back as life {life}" if life > 1 else ""
             self._session.journal.tell(
                 "contribution.first",
-                f"the first one is in the store: {handin.id}, {counted(handin.steps, 'step')}, "
+                f"the first one{since} is in the store: {handin.id}, {counted(handin.steps, 'step')}, "
                 f"{handin.tokens:,} tokens, {handin.payload.bytes:,} bytes",
                 contribution=str(handin.id),
             )

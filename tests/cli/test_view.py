@@ -117,6 +117,28 @@ def test_the_chosen_learner_is_always_in_sight() -> None:
         assert any(line.startswith(selected) for line in lines)
 
 
+def test_counts_of_a_learner_that_came_back_are_those_of_its_life() -> None:
+    """In the table, and where all of it is told; one that never went says nothing of lives."""
+    both = {"anna": learner("anna"), "bert": learner("bert", incarnation=3, step=12, tokens=400)}
+    shown = sample(learners=both)
+    rows = {line.split()[0]: line for line in plain(printed(shown, Canvas())) if line[:4] in both}
+    assert "training, life 3 " in rows["bert"]
+    assert "life" not in rows["anna"]
+    frame = Frame(shown, Look(page="learner", selected="bert"), Canvas(100), Rates())
+    lines = plain(screenful(frame, 40))
+    assert "trained       12 steps, 400 tokens since it came back as life 3" in " ".join(lines)
+
+
+def test_what_is_outstanding_when_a_run_is_over_is_explained() -> None:
+    """It waits for the run to go on; while that runs, the next round takes it."""
+    words = "outstanding 0.7% (too late for the last version; taken up if the run goes on)"
+    head = view().head
+    assert head is not None
+    over = sample(head=msgspec.structs.replace(head, state="stopped"))
+    assert words in " ".join(plain(printed(over, Canvas())))
+    assert words not in " ".join(plain(printed(sample(), Canvas())))
+
+
 def test_many_troubles_of_one_kind_are_one() -> None:
     """Forty dead learners leave room for the rest of the picture."""
     learners = {f"l{n:02d}": learner(f"l{n:02d}") for n in range(40)}

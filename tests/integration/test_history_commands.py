@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import shutil
@@ -141,10 +142,33 @@ def test_a_whole_run_verifies_and_replays(past: Past, ddl: Ddl) -> None:
     fates = found["ledger"]
     assert fates["merged"] > 0 < fates["refused"]
     assert (
-        f"  ledger       {fates['handed_in']:,.0f} tokens handed in: {fates['merged']:,.0f} merged, "
+        f"  ledger       {fates['handed_in']:,.0f} tokens have a receipt: {fates['merged']:,.0f} merged, "
         f"{fates['refused']:,.0f} refused\n" in text.out
     )
     assert (text.code, text.out.splitlines()[-1]) == (0, "everything is as the log says")
+
+
+def test_status_and_verify_tell_one_ledger(tmp_path: Path, redis_url: str, ddl: Ddl) -> None:
+    """What waits for a receipt does not stand in the log: it is the difference, and told as such."""
+    toml = write_run(tmp_path, redis_url=redis_url, round={"quorum": 2})
+    store, address = LocalStore(tmp_path / "store"), f"{redis_url}?run={RUN}"
+    with running(options(toml)), contextlib.ExitStack() as stack:
+        pair = [ScriptedLearner(redis_url, store, name) for name in "ab"]
+        for learner in pair:
+            stack.callback(learner.close)
+        for handin in [learner.hand_in(learner.open_round()) for learner in pair]:
+            assert (
+                next(one for one in pair if one.name == handin.learner).receipt(handin) == "merged"
+            )
+        pair[0].hand_in(pair[0].open_round())
+        pair[0].beat()
+        status = json.loads(ddl("status", address, "--once", "--json").out)["ledger"]
+        audited = json.loads(ddl("verify", address, "--json").out)["ledger"]
+        told = ddl("verify", address).out
+    assert status["outstanding"] > 0 < status["merged"] == audited["merged"]
+    assert status["handed_in"] - status["outstanding"] == pytest.approx(audited["handed_in"])
+    waiting = f"{status['outstanding']:,.0f} more have none yet"
+    assert f"; {waiting} (`ddl status` calls them outstanding)" in told
 
 
 def test_a_flipped_byte_is_found_in_every_object(store: LocalStore) -> None:

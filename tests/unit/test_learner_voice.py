@@ -17,6 +17,7 @@ from ddl.learner.session import SPOOL, Session
 from ddl.learner.shared import Shared
 from ddl.learner.voice import PROGRESS_S, Voice
 from ddl.protocol.records import Receipt
+from tests.views import handin
 
 
 class Clock:
@@ -32,13 +33,14 @@ class Clock:
 class Speaker:
     """A voice whose learner's machine and clock the test owns."""
 
-    def __init__(self) -> None:
+    def __init__(self, incarnation: int = 1) -> None:
         self.clock = Clock()
         self.stream = io.StringIO()
         journal = Journal(self.stream, form="json", clock=self.clock)
         self.troubles = Troubles(journal, self.clock)
         session = SimpleNamespace(
             learner="a",
+            incarnation=incarnation,
             clock=self.clock,
             journal=journal,
             troubles=self.troubles,
@@ -166,6 +168,19 @@ def test_the_last_word_says_what_is_left_behind(speaker: Speaker, spool_fails: b
         "a ends after 3 steps, the run is at version 0: SIGTERM; 1 contribution not uploaded"
         f"{kept}; 30 tokens not handed in"
     )
+
+
+@pytest.mark.parametrize(
+    ("life", "since"), [(1, ""), (3, " since it came back as life 3")], ids=["new", "back"]
+)
+def test_the_first_contribution_is_worth_a_line(life: int, since: str) -> None:
+    """Of this process, and no later one; the run may have earlier ones of a learner that came back."""
+    speaker = Speaker(life)
+    for seq in (5, 6):
+        speaker.voice.handed_in(handin("a", 0, seq, 40))
+    (first,) = speaker.said()
+    assert first["name"] == "contribution.first"
+    assert first["text"].startswith(f"the first one{since} is in the store: a/1/f0/5, ")
 
 
 def test_the_end_of_a_kicked_learner_says_what_lets_it_back(speaker: Speaker) -> None:

@@ -38,7 +38,7 @@ def verify(
     The run may be going on meanwhile. Exit code 6 if anything is not as it should be.
     """
     place = resolve(run, redis=redis, store=store)
-    head = _head(place)
+    head, outstanding = _in_redis(place)
     from ddl.coordinator.verify import verify_run
     from ddl.protocol.wire import canonical
     from ddl_cli.progress import bars
@@ -49,18 +49,21 @@ def verify(
             found = verify_run(opened, place.run, replay=replay, head=head, tick=tick)
     finally:
         opened.close()
-    typer.echo(canonical(found) if as_json else text(found))
+    typer.echo(canonical(found) if as_json else text(found, outstanding=outstanding))
     if found.num_differences:
         raise typer.Exit(Exit.INTEGRITY)
 
 
-def text(found: Verification) -> str:
-    """What was looked at, and every difference that is told."""
+def text(found: Verification, *, outstanding: float = 0.0) -> str:
+    """What was looked at, and every difference that is told.
+
+    `outstanding`: tokens announced in Redis that have no receipt, and so no place in the log.
+    """
     gone = f"; {found.num_gone} more are not kept any more" if found.num_gone else ""
     lines = [
         f"{found.run}, lineage {found.lineage[:8]}, version {found.global_version}",
         f"  log          {found.num_records} records with {found.num_receipts} receipts",
-        f"  ledger       {_fates(found.ledger)}",
+        f"  ledger       {_fates(found.ledger)}{_waiting(outstanding)}",
         f"  checkpoints  {found.num_checkpoints}",
         f"  objects      {found.num_objects}, {short_number(found.objects_bytes)}B{gone}",
     ]
@@ -87,26 +90,37 @@ def text(found: Verification) -> str:
 
 
 def _fates(ledger: LedgerTotals) -> str:
-    """What has become of the tokens handed in, as receipts and ledger say alike."""
+    """What has become of the tokens that have a receipt, as receipts and ledger say alike."""
     from ddl.protocol.records import FATES
 
     tokens = {fate.replace("_", " "): round(getattr(ledger, fate)) for fate in FATES}
     told = ", ".join(f"{num:,} {fate}" for fate, num in tokens.items() if num)
-    return f"{round(ledger.handed_in):,} tokens handed in" + (told and f": {told}")
+    return f"{round(ledger.handed_in):,} tokens have a receipt" + (told and f": {told}")
 
 
-def _head(place: Place) -> Head | None:
+def _waiting(outstanding: float) -> str:
+    """Why `ddl status` says that more was handed in."""
+    if not outstanding:
+        return ""
+    return f"; {round(outstanding):,} more have none yet (`ddl status` calls them outstanding)"
+
+
+def _in_redis(place: Place) -> tuple[Head | None, float]:
     """The newest record as Redis shows it, if one is named and answers: a log can be checked
-    against itself alone, but for its last record."""
+    against itself alone, but for its last record. And how many tokens wait there for a receipt."""
     if place.redis_url is None:
-        return None
+        return None, 0.0
+    from ddl.core.snapshot import snapshot
+
     registry = place.reader()
     try:
-        return registry.view(num_facts=0).head
+        view = registry.view(num_facts=0)
+        shown = snapshot(view)
+        return view.head, shown.ledger.outstanding if shown else 0.0
     except RegistryError as error:
         if place.store_url is None:
             raise
         typer.echo(f"not compared with Redis: {error}", err=True)
-        return None
+        return None, 0.0
     finally:
         registry.close()

@@ -216,6 +216,8 @@ def _ledger(shown: RunSnapshot) -> Iterator[Text]:
     for index, (part, fate) in enumerate(parts):
         text.append(", " if index else "")
         text.append(part, "yellow" if fate in fates[2:] else "")
+        if fate == "outstanding" and shown.run.state == "stopped":
+            text.append(" (too late for the last version; taken up if the run goes on)")
     if ledger.discarded:
         text.append(f"; discarded {short_number(ledger.discarded)}", "yellow")
     yield text

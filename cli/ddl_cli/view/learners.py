@@ -28,9 +28,10 @@ _FATE_STYLES: Final = {"merged": "", "refused": "red", "expired": "yellow", "los
 
 
 def _state(one: LearnerView, now: float) -> str:
+    text = f"{one.state} {short_time(now - one.since_at)}"
     if one.state == "training":
-        return "training, no store" if one.store_down_s else one.state
-    return f"{one.state} {short_time(now - one.since_at)}"
+        text = "training, no store" if one.store_down_s else "training"
+    return f"{text}, life {one.incarnation}" if one.incarnation > 1 else text
 
 
 def _state_style(one: LearnerView) -> str:
@@ -167,7 +168,7 @@ def detail(one: LearnerView, shown: RunSnapshot, canvas: Canvas) -> list[Text]:
         ("machine", f"{one.host or UNKNOWN}, {one.device or UNKNOWN}"),
         ("life", f"incarnation {one.incarnation}, started {short_time(now - one.started_at)} ago"),
         ("last beat", f"{short_time(one.beat_age_s)} ago"),
-        ("trained", f"{one.step} steps, {short_number(one.tokens)} tokens"),
+        ("trained", f"{one.step} steps, {short_number(one.tokens)} tokens{_since(one)}"),
         ("speed", f"{_steps_per_s(one, now)} steps/s, {_rate(one, now)} tokens/s"),
         ("loss, lr", f"{optional(one.loss, '.4f')}, {optional(one.lr, '.3g')}"),
         ("in ddl", f"{_stall(one, now)} of its time; last step {short_time(one.idle_s)} ago"),
@@ -187,6 +188,11 @@ def detail(one: LearnerView, shown: RunSnapshot, canvas: Canvas) -> list[Text]:
             style = "red" if name in ("error", "aside") else ""
             lines += sentence(text, canvas, mark=f"  {name:<14}", style=style)
     return lines
+
+
+def _since(one: LearnerView) -> str:
+    """Steps and tokens are those of its process alone; the run keeps what came of earlier ones."""
+    return f" since it came back as life {one.incarnation}" if one.incarnation > 1 else ""
 
 
 def _last_in_full(one: LearnerView, now: float) -> str:

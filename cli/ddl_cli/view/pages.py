@@ -169,7 +169,7 @@ _PAGES: Final[dict[Page, Callable[[Frame, int], list[Text]]]] = {
 }
 
 COLUMNS: Final = (
-    ("step", "of this life only; share and the ledger count all lives"),
+    ("step, tokens", "of this life only; share and the ledger count all lives"),
     ("share", "of the tokens merged lately"),
     ("last hand-in", "its fate, and how many versions it came late"),
     ("behind", "versions it has not adopted, of its most outdated fragment"),
