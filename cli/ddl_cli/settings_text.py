@@ -73,7 +73,7 @@ _MEANINGS: Final = {
     "stop.commits": "versions of the whole model",
     "keep.versions": "newest versions of each fragment",
     "keep.every": "and every so-many-th version of the whole model, for good: storage grows; 0: none",
-    "keep.contributions": "receipted (removed once merged) | all (`ddl verify --replay`, versions kept)",
+    "keep.contributions": "receipted (removed once merged) | all (to replay from the oldest kept version)",
 }
 
 _HEADER: Final = """\

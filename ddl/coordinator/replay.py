@@ -1,7 +1,10 @@
 """Merging kept contributions once more: the same inputs must give the same bytes (design 7, 6).
 
 Every step is replayed from the outer state that the log names for the version before it, so one
-that differs does not make all later ones differ.
+that differs does not make all later ones differ. Where `[keep]` let that go, the replay of the step
+that made it stands in for it, if it gave what the log says: so from the oldest kept version on, all
+can be replayed whose contributions are kept. Only over a rollback to a version that is gone by now
+there is no way.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ from typing import NamedTuple
 from ddl.coordinator.audit import Merge
 from ddl.coordinator.found import announcement
 from ddl.coordinator.gate import Passed, check_payload
-from ddl.coordinator.payloads import Base, Payloads
+from ddl.coordinator.payloads import Base, Made, Payloads
 from ddl.core.keep import Promises
 from ddl.errors import (
     ConfigError,
@@ -46,7 +49,9 @@ class Replayed(NamedTuple):
 
 
 class Replay:
-    """Replays steps of one run. May raise StoreError.
+    """Replays steps of one run, in the order of its log. May raise StoreError.
+
+    Holds in memory what stands in for versions that are gone: of each fragment the newest at most.
 
     Args:
         store: where the run lies; its contributions are listed once, here and now.
@@ -57,6 +62,7 @@ class Replay:
         self._store = store
         self._keys = ObjectKeys(run.name)
         self._payloads = Payloads.of(store, run)
+        self._made: dict[int, tuple[ObjectRef, Base]] = {}
         self._contributions: dict[HandinId, list[str]] = defaultdict(list)
         for info in store.list(self._keys.contributions):
             if (parsed := self._keys.parse_contribution(info.key)) is not None:
@@ -69,7 +75,7 @@ class Replay:
         except ConfigError as error:
             return Replayed(skipped=error.args[0])
         try:
-            base = self._payloads.base(merge.step.fragment, merge.before)
+            base = self._base(merge)
         except IntegrityError as error:  # told by the check of objects, if it should be there
             before = merge.version - 1
             if not isinstance(error, MissingObjectError):
@@ -86,6 +92,21 @@ class Replay:
                 return found
             passed.append(found)
         return self._compare(merge, base, passed, kernel)
+
+    def _base(self, merge: Merge) -> Base:
+        """What the step started from. Raises: IntegrityError."""
+        fragment = merge.step.fragment
+        published, base = self._made.pop(fragment, (None, None))
+        if base is not None and published == merge.before.published:
+            return base
+        return self._payloads.base(fragment, merge.before)
+
+    def _stand_in(self, made: Made) -> None:
+        """Keep what a step made, if the next one will not find it in the store."""
+        step = made.step
+        named = [ref for ref in (step.published, step.outer) if ref is not None]
+        if any(self._store.head(ref.key) is None for ref in named):
+            self._made[step.fragment] = (step.published, made.base)
 
     def _contribution(self, receipt: Receipt, kernel: Kernel) -> Passed | Replayed:
         keys = self._contributions.get(receipt.id, [])
@@ -129,14 +150,14 @@ class Replay:
             kernel=kernel,
         )
         try:
-            again, _ = self._payloads.make(
+            made = self._payloads.make(
                 step.fragment, base, step.version_before, merged, lambda *_: None
             )
         except TaskError as error:
             return Replayed(
                 difference=f"the replay gives {error.args[0]}", where=step.published.key
             )
-        where = step.published.key
+        where, again = step.published.key, made.step
         pairs = (
             (step.published, again.published),
             (step.step, again.step),
@@ -146,6 +167,7 @@ class Replay:
             if said != found:
                 what = f"merging again gives {_digest(found)}, the log says {_digest(said)}"
                 return Replayed(difference=what, where=said.key if said else where)
+        self._stand_in(made)
         return Replayed()
 
 

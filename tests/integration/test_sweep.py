@@ -146,6 +146,36 @@ def test_gc_tells_then_removes(tmp_path: Path, redis_url: str, store: LocalStore
     assert verify_run(store, RUN).differences == ()
 
 
+@pytest.mark.parametrize("down", ["full", "int4-step"])
+def test_with_all_contributions_every_version_can_be_made_again(
+    tmp_path: Path, redis_url: str, store: LocalStore, down: str
+) -> None:
+    """From the oldest one that is kept on, though most of those between are gone; each version gives
+    the bytes that the log says. A damaged contribution to one that is gone is found; what follows it
+    in its fragment cannot be made again then."""
+    keep = {"versions": 2, "every": 50, "contributions": "all"}
+    toml = write_run(tmp_path, redis_url=redis_url, keep=keep, codec={"down": down})
+    with running(options(toml)):
+        learner = ScriptedLearner(redis_url, store)
+        learner.contribute(20)
+        learner.leave()
+        learner.close()
+    collect(store, RUN, held=frozenset())
+    found = verify_run(store, RUN, replay=True)
+    assert found.differences == ()
+    assert found.num_gone >= 20
+    assert found.replay is not None
+    assert (found.replay.num_equal, found.replay.num_skipped) == (20, 0)
+    key = sorted(objects(store, "contributions"))[4]
+    data = store.get(key)
+    data[-1] ^= 1
+    store.put(key, data)
+    found = verify_run(store, RUN, replay=True)
+    assert [one.where for one in found.differences] == [key]
+    assert found.replay is not None
+    assert found.replay.num_not_kept > 0 == len(found.replay.skipped)
+
+
 def swept(text: str) -> Swept:
     return msgspec.json.decode(text, type=Swept)
 

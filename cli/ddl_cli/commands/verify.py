@@ -24,7 +24,7 @@ def verify(
         typer.Option(
             "--replay",
             help="Also merge the kept contributions again: they must give the same bytes. "
-            'For all of them, the run needs keep.contributions = "all".',
+            'With keep.contributions = "all" that is every merge from the oldest kept version on.',
         ),
     ] = False,
     redis: RedisOption = None,
