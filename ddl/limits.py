@@ -19,6 +19,9 @@ LONGEST_S: Final = 365 * 24 * 3600
 """More seconds than anybody waits. Far beyond, the waits of the operating system and of Redis
 overflow, and a run whose log says so cannot be coordinated any more."""
 
+JOIN_WAIT_S: Final = 30.0
+"""How long a learner waits for a run that Redis does not know yet, unless it is told otherwise."""
+
 Limit = Callable[[Any], str]
 
 

@@ -74,6 +74,9 @@ ENTRIES: Final = tuple(entry for section in SECTIONS.values() for entry in secti
 EXAMPLE_WIDTH: Final = max(len(entry.example) for entry in ENTRIES)
 """Columns for examples in the list of all commands."""
 
+VERSION_OPTIONS: Final = frozenset({"--at", "--to", "--version"})
+"""A global version, to one command or another."""
+
 
 class Commands(TyperGroup):
     """The commands of the table, beside those that an app has been given."""
@@ -81,6 +84,14 @@ class Commands(TyperGroup):
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
         self.commands = _OnDemand({**{_name(entry): entry for entry in ENTRIES}, **self.commands})
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except Exception as error:  # typer brings a click of its own along, or not: see the fields
+            if getattr(error, "option_name", "") in VERSION_OPTIONS:
+                _name_the_right_one(error)
+            raise
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002 - click's signature
         for title, entries in SECTIONS.items():
@@ -102,6 +113,12 @@ class _OnDemand(UserDict[str, Any]):
         if isinstance(found, Entry):
             found = self.data[name] = _load(name, found)
         return found
+
+
+def _name_the_right_one(error: Any) -> None:
+    """Have an option that a command does not know answered by the one of the same meaning."""
+    there = {name for parameter in error.ctx.command.params for name in parameter.opts}
+    error.possibilities = sorted(there & VERSION_OPTIONS) or error.possibilities
 
 
 def _name(entry: Entry) -> str:

@@ -151,4 +151,8 @@ def no_way_back(version: int, log: LogState) -> str:
         return f"version {version} is the newest one"
     if version >= log.vitals.healthy_version:
         return ""
-    return log.promises.why_gone(version)
+    why = log.promises.why_gone(version)
+    near = [v for v in log.promises.nearest(version) if v != newest]
+    return (
+        f"{why}; the nearest that are kept: {' and '.join(map(str, near)) or 'none'}" if why else ""
+    )

@@ -38,6 +38,7 @@ from ddl.learner.shared import Shared, StagedFragment
 from ddl.learner.up import Taken, UpThread
 from ddl.learner.voice import Voice
 from ddl.learner.warm import LEAST_GAP_S, WarmState
+from ddl.limits import JOIN_WAIT_S
 from ddl.merge.movement import Movement
 from ddl.protocol.records import LearnerRecord
 from ddl.task import Progress
@@ -106,6 +107,7 @@ class Learner:
         id: str | None = None,  # noqa: A002 - the word that users know
         store: str | None = None,
         takeover: bool = False,
+        wait_s: float = JOIN_WAIT_S,
     ) -> Self:
         """Join a run and give `model` the run's weights.
 
@@ -124,14 +126,21 @@ class Learner:
             id: this learner's id; by default made from the host's name and a random part.
             store: where this machine reaches the store, if not where the run says.
             takeover: replace a living process of the same id.
+            wait_s: how long to wait for a run that is not started yet.
         Raises:
+            UnknownRunError: nobody started it meanwhile.
             RefusedError: another model than the run's, or the id is taken; RunOverError: it has come
                 to its end.
             AddressError, RegistryError, StoreError.
         """
         device = str(next((p.device for p in model.parameters()), "cpu"))
         options = JoinOptions(
-            address=address, learner=id, store=store, takeover=takeover, device=device
+            address=address,
+            learner=id,
+            store=store,
+            takeover=takeover,
+            wait_s=wait_s,
+            device=device,
         )
         session = find_run(options)
         try:

@@ -33,13 +33,14 @@ from ddl.errors import (
     RegistryError,
     RegistryUnavailableError,
     RunOverError,
-    UnknownRunError,
 )
 from ddl.journal import Journal, Troubles
+from ddl.learner.arrival import await_run
 from ddl.learner.spool import Spool
+from ddl.limits import JOIN_WAIT_S
 from ddl.names import check_learner_id
 from ddl.places import is_provably_gone, spool_root
-from ddl.protocol.address import parse_address, safe_url, typed_address
+from ddl.protocol.address import parse_address, typed_address
 from ddl.protocol.keys import ObjectKeys
 from ddl.protocol.records import Fact, LearnerRecord, RunEntry, RunRecord
 from ddl.protocol.wire import canonical, parse
@@ -75,6 +76,7 @@ class JoinOptions:
         up_mbit, down_mbit: caps on this process's transfers, in million bits per second.
         spool: folder for contributions on their way; by default `DDL_SPOOL` or the state folder.
         device: shown to people.
+        wait_s: how long to wait for a run that Redis does not know (yet).
         journal: where to say what happens; by default stderr.
     """
 
@@ -87,6 +89,7 @@ class JoinOptions:
     down_mbit: float | None = None
     spool: Path | None = None
     device: str = "cpu"
+    wait_s: float = JOIN_WAIT_S
     journal: Journal | None = None
 
 
@@ -220,7 +223,7 @@ def find_run(options: JoinOptions, *, clock: Clock | None = None) -> Session:
 
     Raises:
         AddressError, ConfigError: an address, id or spool folder that cannot be used.
-        UnknownRunError: Redis does not know the run.
+        UnknownRunError: Redis does not know the run, even after `wait_s`.
         RegistryError: Redis cannot be reached.
         StoreError: the store cannot be used from here.
         RunOverError: the run has come to its end.
@@ -230,13 +233,8 @@ def find_run(options: JoinOptions, *, clock: Clock | None = None) -> Session:
     run, redis_url = _where(options)
     learner = check_learner_id(options.learner or _new_id())
     registry = RedisLearner(redis_url, run)
-    entry = registry.read_entry()
-    if entry is None:
-        raise UnknownRunError(
-            f"Redis at {safe_url(redis_url)} does not know the run {run!r}",
-            hint="Start its coordinator first: ddl coordinator start RUN.toml",
-        )
     journal = options.journal or Journal(sys.stderr)
+    entry = await_run(registry, redis_url, run, wait_s=options.wait_s, journal=journal, clock=clock)
     troubles = Troubles(journal, clock)
 
     def on_retry(retried: Retried) -> None:

@@ -36,6 +36,28 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     app.app.registered_commands[:] = registered
 
 
+@pytest.mark.parametrize(
+    ("command", "given", "right"),
+    [
+        ("export", "--version", "--at"),
+        ("evaluate", "--to", "--at"),
+        ("fork", "--version", "--at"),
+        ("rollback", "--version", "--to"),
+        ("rollback", "--at", "--to"),
+    ],
+)
+def test_an_option_for_a_version_is_answered_by_that_of_the_command(
+    command: str,
+    given: str,
+    right: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Not by what is spelt alike."""
+    assert run(monkeypatch, command, "demo", given, "12") == Exit.USAGE
+    assert f"No such option: {given} (Possible options: {right})" in capsys.readouterr().err
+
+
 ERRORS = [
     kind
     for kind in vars(ddl.errors).values()

@@ -94,7 +94,7 @@ TABLE = {
             "stop {unknown}",
             "pause {unknown}",
             "set {unknown} round.quorum=2",
-            "learner join {unknown} --task {other}",
+            "learner join {unknown} --task {other} --wait 0",
             "learner drain {unknown} x",
         ],
     ),
@@ -267,6 +267,21 @@ def test_a_learner_whose_task_is_bad_was_never_there(
     before = setting.left()
     told = ddl(*setting.arguments("learner join {run} --id x --task"), f"{setting.folder}/task.py")
     assert (told.code, sentence in told.err) == (2, True), told
+    assert setting.left() == before
+
+
+def test_a_learner_waits_for_its_run_and_names_those_that_are_there(
+    setting: Setting, ddl: Ddl
+) -> None:
+    """For as long as it was told; a name with a slip of the pen is seen beside the right one."""
+    before = setting.left()
+    address = setting.words["run"] + "k"
+    told = ddl("learner", "join", address, "--task", f"{setting.folder}/task.py", "--wait", "0.4")
+    assert told.code == 2, told
+    where = f"{setting.redis_url}"
+    assert f"waiting for run '{RUN}k' at {where} to be started, for up to 0.4 s" in told.err
+    assert told.err.count(f"those it knows: {RUN}") == 2
+    assert "Start its coordinator: ddl coordinator start RUN.toml" in told.err
     assert setting.left() == before
 
 

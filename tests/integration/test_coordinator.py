@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -27,6 +28,7 @@ from ddl.errors import (
     StoreUnavailableError,
     TaskError,
 )
+from ddl.journal import Journal
 from ddl.learner.session import JoinOptions, find_run
 from ddl.protocol.keys import RUNS, ObjectKeys, RegistryKeys, handin_field
 from ddl.protocol.records import HandinId, Lease, Request
@@ -792,6 +794,24 @@ def test_a_learner_that_joins_waits_for_redis_to_be_written_anew(
             with closing(RedisReader(own_redis.url, RUN)) as reader:
                 assert "a" in reader.view().learners
     session.close()
+
+
+def test_a_learner_that_was_started_before_its_run_waits_for_it(
+    toml: Path, tmp_path: Path, redis_url: str
+) -> None:
+    """Whoever starts both need not put them in order; it is told what is waited for, once."""
+    log = io.StringIO()
+    join = JoinOptions(
+        address=f"{redis_url}?run={RUN}", learner="a", spool=tmp_path / "s", journal=Journal(log)
+    )
+    with ThreadPoolExecutor(1) as pool:
+        found = pool.submit(find_run, join)
+        eventually(lambda: "run.awaited" in log.getvalue(), what="word of the wait")
+        with running(options(toml)):
+            session = found.result(30)
+            assert session.run.run.name == RUN
+            session.close()
+    assert log.getvalue().count("run.awaited") == 1
 
 
 def test_nobody_joins_a_run_that_is_over(

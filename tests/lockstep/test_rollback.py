@@ -156,8 +156,11 @@ def test_there_is_no_way_back_to_what_is_not_kept(version: int, reason: str) -> 
     run = scripted_run(1, keep=KeepSettings(versions=3))
     run.start_coordinator()
     run.go(commits=10)
-    assert ask(run, "rollback", version=version).startswith(f"refused: {reason}")
+    refused = ask(run, "rollback", version=version)
+    assert refused.startswith(f"refused: {reason}")
     newest = run.log.global_version
+    near = f"; the nearest that are kept: 0 and {newest - 2}"
+    assert refused.endswith(near) == (version == 2)
     assert ask(run, "rollback", id_="2", version=newest) == (
         f"refused: version {newest} is the newest one"
     )

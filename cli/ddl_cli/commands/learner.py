@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from ddl.learner.departure import Departed, Departure
+from ddl.limits import JOIN_WAIT_S
 from ddl.protocol.address import parse_address
 from ddl_cli.arguments import LogOption, MetricsPortOption, key_values, scalar
 from ddl_cli.asking import TimeoutOption, ask
@@ -74,6 +75,10 @@ def join(
         str | None,
         typer.Option(metavar="URL", help="The run's store as this machine reaches it."),
     ] = None,
+    wait: Annotated[
+        float,
+        typer.Option(metavar="S", min=0, help="Seconds to wait for a run that is not started yet."),
+    ] = JOIN_WAIT_S,
     takeover: Annotated[
         bool, typer.Option("--takeover", help="Replace a living process of the same id.")
     ] = False,
@@ -89,6 +94,7 @@ def join(
 ) -> None:
     """Join a run as a learner, and train until it ends.
 
+    It may be started before the run's coordinator, and waits for it then (--wait).
     Ctrl-C leaves at once; SIGTERM hands in what is done and leaves (exit code 75).
     """
     args = {k: scalar(v) for k, v in key_values(arg or [], option="--arg").items()}
@@ -107,6 +113,7 @@ def join(
                     learner=learner,
                     store=store,
                     takeover=takeover,
+                    wait_s=wait,
                     up_mbit=up_mbit,
                     down_mbit=down_mbit,
                     journal=open_log(as_json=as_json),
