@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
+from typing import Final
 
 from ddl.core import events as e
 from ddl.core import facts, preset, rounds
@@ -12,6 +14,12 @@ from ddl.core.membership import Membership
 from ddl.core.pace import Pace
 from ddl.core.rounds import Decision, OpenRound
 from ddl.protocol.records import Round
+
+SPREAD_RATIO: Final = 4.0
+"""A fragment's rounds open at most so many times H steps apart because its versions spread slowly."""
+
+SPREAD_REST_RATIO: Final = 0.5
+"""So much longer than half of the learners the rest may take to adopt a version before they are late."""
 
 
 class Board:
@@ -90,17 +98,47 @@ class Board:
             return None
         if self._membership.nobody_trains:
             return self._left_behind(busy)
-        return self.pace.due_fragment(busy) if self._pace_allows(now) else None
+        fragment = self.pace.due_fragment(busy) if self._pace_allows(now) else None
+        return fragment if fragment is not None and now >= self._spread_by(fragment) else None
+
+    def _spread_by(self, fragment: int) -> float:
+        """From when on a round of a fragment may open, as far as its newest version is concerned: all train on
+        it, or most do and the rest have had half as long again, or it takes too long. Before, what is handed
+        in would be late by a version more each time."""
+        opened_at = self.pace.opened_at(fragment)
+        if opened_at is None:
+            return -math.inf
+        version, num_expected = (
+            self._log.fragments[fragment].version,
+            len(self._membership.expected),
+        )
+        adopted_at = self._membership.adopted_at(fragment, version, line=self._log.line)
+        if len(adopted_at) == num_expected:
+            return -math.inf
+        if 2 * len(adopted_at) >= num_expected:
+            half_at = adopted_at[(num_expected - 1) // 2]
+            return half_at + SPREAD_REST_RATIO * (half_at - opened_at)
+        patience = SPREAD_RATIO * self._log.settings.round.every_steps
+        return opened_at + patience * (self._pace_step_s() or 0.0)
 
     def _pace_allows(self, now: float) -> bool:
         """Whether one more round may open now, as far as time is concerned."""
         settings = self._log.settings.round
-        step_s, every_steps = self._membership.step_s(), preset.every_steps(self._log)
+        step_s, every_steps = self._pace_step_s(), preset.every_steps(self._log)
         if step_s is not None:
             return now >= self.pace.opens_at(every_steps, step_s, now)
         # with fewer learners than the quorum a round opens all the same: it waits, and says why
         enough = max(1, min(settings.quorum, len(self._membership.expected)))
         return self._membership.num_seasoned(every_steps) >= enough
+
+    def _pace_step_s(self) -> float | None:
+        """Seconds of a step that rounds are paced by; None before the first round. When of none the last
+        hand-in was merged, what they say has to do: without a pace, work that expired for being late
+        would be followed by more that is."""
+        step_s = self._membership.step_s()
+        if step_s is None and self.pace.has_opened:
+            return self._membership.reported_step_s()
+        return step_s
 
     def _left_behind(self, busy: set[int]) -> int | None:
         """A fragment whose quorum is there from those who trained last. Else what they handed in would
@@ -182,9 +220,12 @@ class Board:
         """When something may happen to rounds, or one may open, by time alone."""
         for round_ in self.rounds.values():
             yield from round_.instants()
-        step_s = self._membership.step_s()
+        step_s = self._pace_step_s()
         if step_s is not None:
             yield self.pace.opens_at(preset.every_steps(self._log), step_s, now)
+            due = self.pace.due_fragment(self.rounds)
+            if due is not None:
+                yield self._spread_by(due)
 
     def shift(self, seconds: float) -> None:
         """Move all instants, after the server's clock has jumped."""

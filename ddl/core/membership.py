@@ -17,15 +17,21 @@ LEFT_S: Final = 600.0
 """How long a learner that has said goodbye is shown; what it told stays among the events."""
 
 
+NOTHING: Final = (-1, 0.0)
+"""What who joins has adopted of a fragment, and when."""
+
+
 class Member:
     """One learner as the coordinator sees it; owned and changed by `Membership`.
 
     `aside_reason`: why its hand-ins are refused until it has re-aligned more often than
     `aside_realigns`; empty if they are not. `refusals` counts those since the last merge.
     `barred`: it was kicked, and no round waits for it.
+    `adopted`: by fragment, the version that it holds, and when it was first heard to.
     """
 
     __slots__ = (
+        "adopted",
         "aside_realigns",
         "aside_reason",
         "barred",
@@ -49,6 +55,7 @@ class Member:
         self.aside_reason = ""
         self.aside_realigns = 0
         self.barred = False
+        self.adopted = {p: (version, beat_at) for p, version in enumerate(record.held)}
 
     @property
     def id(self) -> str:
@@ -79,6 +86,10 @@ class Member:
         """Take a newer record of the same incarnation."""
         if record.step > self.record.step or record.state != self.record.state:
             self.stepped_at = at
+        if record.held != self.record.held:
+            for fragment, version in enumerate(record.held):
+                if version != self.adopted.get(fragment, NOTHING)[0]:
+                    self.adopted[fragment] = (version, at)
         self.record = record
         self.beat_at = max(self.beat_at, at)
 
@@ -189,6 +200,13 @@ class Membership:
             for fragment, version in enumerate(member.record.held)
         )
 
+    def adopted_at(self, fragment: int, version: int, *, line: int) -> list[float]:
+        """When those of the expected learners that train on this version of a fragment, or on a newer one,
+        were first heard to; the earliest first."""
+        on_line = (m for id_ in self.expected if (m := self.members[id_]).record.line == line)
+        held = (member.adopted.get(fragment, NOTHING) for member in on_line)
+        return sorted(at for held_version, at in held if held_version >= version)
+
     def step_s(self) -> float | None:
         """Seconds of a step: the median over expected learners whose last hand-in was merged."""
         expected = [self.members[id_] for id_ in self.expected]
@@ -219,6 +237,7 @@ class Membership:
             member.beat_at += seconds
             member.stepped_at += seconds
             member.since_at += seconds
+            member.adopted = {p: (v, at + seconds) for p, (v, at) in member.adopted.items()}
 
     def _note_expected(self, member: Member) -> None:
         if member.expected:

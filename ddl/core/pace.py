@@ -33,9 +33,15 @@ class Pace:
         self._next_fragment = (last_fragment + 1) % num_fragments
         self._opened_at: dict[int, float] = {}
         self._last_opened_at: float | None = None
+        self._fragment_opened_at: dict[int, float] = {}
         self._lags_s: deque[float] = deque(maxlen=LAGS_KEPT)
         self._quorum_s = Ema()
         self._sync_s = Ema()
+
+    @property
+    def has_opened(self) -> bool:
+        """Whether this coordinator has opened a round."""
+        return self._last_opened_at is not None
 
     def opens_at(self, every_steps: float, step_s: float, now: float) -> float:
         """The instant from which on one more round may open."""
@@ -51,13 +57,17 @@ class Pace:
                 return fragment
         return None
 
+    def opened_at(self, fragment: int) -> float | None:
+        """When its last round opened; None if this coordinator has opened none."""
+        return self._fragment_opened_at.get(fragment)
+
     def open(
         self, fragment: int, *, version_before: int, line: int, now: float, deadline_s: float
     ) -> OpenRound:
         """Open a round of `fragment`; the next one in order is due after it."""
         self._launch += 1
         self._next_fragment = (fragment + 1) % self._num_fragments
-        self._last_opened_at = now
+        self._last_opened_at = self._fragment_opened_at[fragment] = now
         self._opened_at[self._launch] = now
         self._opened_at.pop(self._launch - LAGS_KEPT, None)
         return OpenRound(
@@ -99,3 +109,5 @@ class Pace:
         self._opened_at = {launch: at + seconds for launch, at in self._opened_at.items()}
         if self._last_opened_at is not None:
             self._last_opened_at += seconds
+        for fragment in self._fragment_opened_at:
+            self._fragment_opened_at[fragment] += seconds

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from itertools import pairwise
 
 import msgspec
 import pytest
@@ -258,4 +259,74 @@ def test_posting_is_spread_by_lags_that_grace_has_learned() -> None:
     last = [r for r in run.records() if r.kind == "step"][-1]
     assert [r.learner for r in last.receipts] == ["a", "b"]
     assert all(r.staleness == 0 for r in last.receipts)
+    checked(run)
+
+
+@ONE_AND_MANY
+@pytest.mark.parametrize("num_slow", [1, 3])
+def test_versions_spread_before_the_next_is_made(num_fragments: int, num_slow: int) -> None:
+    """Links that take 2.5 H for a version of all fragments: where half of the learners have them, no
+    round opens before they train on the newest version, and nothing is late; one slow link of three holds
+    nobody up."""
+    quorum = 3 if num_slow == 3 else 1  # so that none is late for the grace window
+    rounds = RoundSettings(
+        every_steps=8, overlap_steps=2, in_flight=min(2, num_fragments), quorum=quorum
+    )
+    run = Run(settings_of(num_fragments, round=rounds), infos(num_fragments))
+    run.start_coordinator()
+    for n, name in enumerate("abc"):
+        stage_s = 20.0 / num_fragments if n < num_slow else 0.1
+        run.add_learner(name, ConstantGradient(run.layout, lr=0.1), stage_s=stage_s)
+    run.go(commits=12 * num_fragments)
+    written_at = [r.written_at for r in run.records() if r.kind == "step"][2 * num_fragments :]
+    per_cycle_s = num_fragments * (written_at[-1] - written_at[0]) / (len(written_at) - 1)
+    if num_slow == 3:
+        assert max(r.staleness for r in run.receipts()) == 0
+        assert 20.0 < per_cycle_s < 32.0
+    else:
+        assert max(r.staleness for r in run.receipts("c")) == 0
+        assert per_cycle_s == pytest.approx(8.0, rel=0.1)
+    checked(run)
+
+
+@ONE_AND_MANY
+def test_a_version_that_does_not_spread_holds_nobody_up_for_long(num_fragments: int) -> None:
+    """Most learners' downloads hang: from one round of a fragment to its next it is 4 H = 32 steps."""
+    run = Run(settings_of(num_fragments), infos(num_fragments))
+    run.start_coordinator()
+    for name in "abc":
+        run.add_learner(name, ConstantGradient(run.layout, lr=0.1))
+    run.go(commits=2 * num_fragments)
+    for name in "ab":
+        run.learners[name].stage_s = 10_000.0
+    run.go(commits=6 * num_fragments)
+    written_at = [r.written_at for r in run.records() if r.kind == "step"][4 * num_fragments :]
+    again_at = written_at[num_fragments:]
+    assert min(after - at for after, at in zip(again_at, written_at, strict=False)) > 30.0
+    checked(run)
+
+
+@ONE_AND_MANY
+def test_work_that_expires_makes_rounds_come_no_faster(num_fragments: int) -> None:
+    """With everyone's last hand-in expired nobody's step time was trusted, and without one rounds opened
+    as fast as they closed: what came next was later still."""
+    rounds = RoundSettings(
+        every_steps=8, overlap_steps=2, in_flight=min(2, num_fragments), staleness_max=0
+    )
+    run = Run(settings_of(num_fragments, round=rounds), infos(num_fragments))
+    run.start_coordinator()
+    opened_at: dict[int, float] = {}
+
+    def note() -> None:
+        opened_at.update({r.launch: r.opened_at for r in run.services.rounds})
+
+    run.services.listeners.append(note)
+    for name, lag_s in (("a", 0.1), ("b", 30.0), ("c", 30.0)):
+        run.add_learner(name, ConstantGradient(run.layout, lr=0.1), lag_s=lag_s)
+    run.go(commits=10 * num_fragments)
+    run.learners["a"].kill()
+    run.time.run(200.0)
+    assert any(r.fate == "expired" for r in run.receipts())
+    gaps = [after - before for before, after in pairwise(sorted(opened_at.values()))]
+    assert min(gaps) >= 8.0 / num_fragments - 1e-6
     checked(run)

@@ -26,9 +26,8 @@ def machine() -> Machine:
     core = Machine(run="demo", log=genesis(settings), epoch=1, holder="c1", ddl_version="0")
     for name in "ab":
         core.step(e.Beat(learner(name), 100.0), 100.0)
-    launch = {p: r.launch for p, r in core.board.rounds.items()}
     for name in "ab":
-        given = handin(core.log, name, 0, launch=launch[0])
+        given = handin(core.log, name, 0, launch=core.board.rounds[0].launch)
         core.step(e.Announced(given), 100.1)
         core.step(e.Fetched(given.id, "ok", norm=1.0), 100.2)
     job = core.job
@@ -39,8 +38,9 @@ def machine() -> Machine:
     (write,) = [c for c in core.step(merged, 100.4) if isinstance(c, e.WriteRecord)]
     digest = wire.digest(wire.canonical(write.record))
     core.step(e.RecordWritten(write.record, digest), 100.5)
-    core.step(e.Tick(), 102.5)
-    waiting = handin(core.log, "a", 1, launch=launch[1])
+    for name in "ab":
+        core.step(e.Beat(learner(name, held=(1, 0)), 102.5), 102.5)
+    waiting = handin(core.log, "a", 1, launch=core.board.rounds[1].launch)
     core.step(e.Announced(waiting), 102.6)
     core.step(e.Fetched(waiting.id, "ok", norm=1.0), 102.7)
     core.step(e.Announced(handin(core.log, "b", 1, codec="int4/1")), 102.8)

@@ -39,9 +39,12 @@ def test_openings_keep_their_distance() -> None:
     pace = Pace(epoch=1, num_fragments=4, last_fragment=-1)
     assert pace.opens_at(8, 1.0, 100.0) == 100.0
     opening(pace, 100.0)
+    assert pace.has_opened
     assert pace.opens_at(8, 1.0, 100.0) == 102.0
+    assert [pace.opened_at(p) for p in (0, 1)] == [100.0, None]
     pace.shift(50.0)
     assert pace.opens_at(8, 1.0, 150.0) == 152.0
+    assert [pace.opened_at(p) for p in (0, 1)] == [150.0, None]
 
 
 def test_grace_learns_from_arrivals_in_time_and_late() -> None:
