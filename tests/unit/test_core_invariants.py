@@ -38,12 +38,13 @@ def machine() -> Machine:
     (write,) = [c for c in core.step(merged, 100.4) if isinstance(c, e.WriteRecord)]
     digest = wire.digest(wire.canonical(write.record))
     core.step(e.RecordWritten(write.record, digest), 100.5)
-    for name in "ab":
-        core.step(e.Beat(learner(name, held=(1, 0)), 102.5), 102.5)
+    for now in (102.5, 105.0):  # a round each
+        for name in "ab":
+            core.step(e.Beat(learner(name, held=(1, 0)), now), now)
     waiting = handin(core.log, "a", 1, launch=core.board.rounds[1].launch)
-    core.step(e.Announced(waiting), 102.6)
-    core.step(e.Fetched(waiting.id, "ok", norm=1.0), 102.7)
-    core.step(e.Announced(handin(core.log, "b", 1, codec="int4/1")), 102.8)
+    core.step(e.Announced(waiting), 105.1)
+    core.step(e.Fetched(waiting.id, "ok", norm=1.0), 105.2)
+    core.step(e.Announced(handin(core.log, "b", 1, codec="int4/1")), 105.3)
     assert check(core) == []
     assert sorted(core.board.rounds) == [0, 1]
     assert len(core.inbox.pending) == len(core.inbox.unlogged) == 1
@@ -153,7 +154,7 @@ def test_durable_state_moves_by_records_alone() -> None:
     core = machine()
     watch = Watch()
     assert watch.check(core) == []
-    core.step(e.Tick(), 102.9)
+    core.step(e.Tick(), 105.9)
     assert watch.check(core) == []
     core.log.progress += 1.0
     assert any("changed without a record" in sentence for sentence in watch.check(core))
