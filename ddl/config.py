@@ -204,9 +204,11 @@ def load(
     return Loaded(settings=settings, origins=reading.origins)
 
 
-def all_keys() -> list[str]:
+@cache
+def all_keys() -> tuple[str, ...]:
     """Every dotted key, in the order of `run.toml`."""
-    return [f"{s}.{k}" for s in Settings.__struct_fields__ for k in _section(s).__struct_fields__]
+    sections = Settings.__struct_fields__
+    return tuple(f"{s}.{k}" for s in sections for k in _section(s).__struct_fields__)
 
 
 def known_key(key: str, where: str) -> str:
@@ -452,6 +454,7 @@ def _wrong_type(kind: Any, value: Any) -> str:
 _KINDS: Final = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
 
 
+@cache
 def _kind(key: str) -> Any:
     section, _, name = key.partition(".")
     return get_type_hints(_section(section))[name]

@@ -27,8 +27,7 @@ from ddl.protocol.records import LogRecord, Removal, RunRecord
 from ddl.store.base import Store
 from ddl.store.search import last_present
 
-_READERS: Final = 8
-"""Records read at once."""
+READERS: Final = 8
 
 _FEW: Final = 16
 """Fewer records are not worth the threads."""
@@ -72,10 +71,12 @@ class History:
     Args:
         store: where the run lies.
         run: its name.
+        readers: records read at once, each by a thread of its own; with 1 there are no threads.
     """
 
-    def __init__(self, store: Store, run: str) -> None:
+    def __init__(self, store: Store, run: str, *, readers: int = READERS) -> None:
         self._store = store
+        self._readers = readers
         self._keys = ObjectKeys(run)
 
     # ---- reading ----------------------------------------------------------------------------
@@ -125,10 +126,10 @@ class History:
 
         Raises: ProtocolError.
         """
-        if len(seqs) < _FEW:
+        if len(seqs) < _FEW or self._readers == 1:
             yield from _up_to_none(map(self.read, seqs))
             return
-        with ThreadPoolExecutor(_READERS, thread_name_prefix="history") as pool:
+        with ThreadPoolExecutor(self._readers, thread_name_prefix="history") as pool:
             batches = (seqs[start : start + _AHEAD] for start in range(0, len(seqs), _AHEAD))
             yield from _up_to_none(e for batch in batches for e in pool.map(self.read, batch))
 

@@ -28,7 +28,7 @@ from ddl.coordinator.found import find_contributions
 from ddl.coordinator.history import History
 from ddl.coordinator.lease import LeaseKeeper
 from ddl.coordinator.mirror import Mirror
-from ddl.coordinator.resume import find_version
+from ddl.coordinator.objects import find_version
 from ddl.coordinator.sweep import sweep
 from ddl.coordinator.syncer import Syncer
 from ddl.coordinator.watcher import News, Polled, Unreachable, Watcher
@@ -334,7 +334,9 @@ class Service:
             return
         self._told_at = now
         log = self._machine.log
-        reasons = [f"fragment {r.fragment}: {r.reason}" for r in self._machine.board.in_order()]
+        reasons = [
+            f"fragment {r.fragment}: {r.reason}" for r in self._machine.board.rounds.values()
+        ]
         if log.state != "running":
             reasons = [f"it is {log.state}{': ' if log.why else ''}{log.why}"]
         present = sum(m.present for m in self._machine.membership.members.values())
@@ -447,8 +449,7 @@ class Service:
         self._until_stored(lambda: self._history.write_checkpoint(seq, data))
 
     def _find_version(self, version: int) -> None:
-        name = self._run.name
-        found = self._until_stored(lambda: find_version(self._store, name, version))
+        found = self._until_stored(lambda: find_version(self._store, self._history, version))
         if found is not None:
             self._inbox.put(found)
 

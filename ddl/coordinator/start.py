@@ -16,6 +16,7 @@ from ddl.config import Loaded
 from ddl.coordinator import genesis, resume
 from ddl.coordinator.history import History
 from ddl.coordinator.lease import LeaseKeeper, is_replaced, new_holder, take
+from ddl.coordinator.objects import check_objects
 from ddl.coordinator.service import STORE, Message, Outcome, Service
 from ddl.coordinator.standby import stand_by
 from ddl.core.log import LogState
@@ -152,7 +153,7 @@ class Coordinator:
                     hint="See that all coordinators use one Redis, then start again",
                 )
             is_over = log.state == "stopped" and log.seq > seq_before  # it was stopped for us, too
-            resume.check_objects(self._store, log)
+            check_objects(self._store, log)
             self._troubles.end(STORE)
             self._journal.tell(
                 "run.entered",

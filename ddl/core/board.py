@@ -26,7 +26,7 @@ class Board:
     """All open rounds; owned and driven by the machine, which closes them.
 
     Attributes:
-        rounds: by fragment.
+        rounds: by fragment, the oldest first.
         touched: fragments whose round may have changed, or gone, since it was last judged and shown.
         pace: what decides when the next one opens, and learns from those that closed.
     """
@@ -52,10 +52,6 @@ class Board:
         """Something has changed that concerns every round."""
         self.touched.update(self.rounds)
 
-    def in_order(self) -> list[OpenRound]:
-        """The open rounds, oldest first."""
-        return sorted(self.rounds.values(), key=lambda r: r.launch)
-
     def take_off(self, fragment: int) -> None:
         """The fragment's round, if there is one, is open no more."""
         if self.rounds.pop(fragment, None) is not None:
@@ -63,7 +59,8 @@ class Board:
 
     def put_back(self, round_: OpenRound) -> None:
         """Open again what was taken off to be merged, as it was."""
-        self.rounds[round_.fragment] = round_
+        under_way = sorted([round_, *self.rounds.values()], key=lambda r: r.launch)
+        self.rounds = {r.fragment: r for r in under_way}
         self.touched.add(round_.fragment)
 
     # ---- opening ------------------------------------------------------------------------------
@@ -155,11 +152,17 @@ class Board:
     def judge(self, round_: OpenRound, now: float) -> Decision:
         """Note a quorum that is there, or there no more; say whether the round closes now."""
         settings = self._log.settings.round
-        pending = self._inbox.of(round_.fragment)
-        ready = [p for p in pending if p.phase == "ready"]
-        fresh = sum(p.handin.launch == round_.launch for p in ready)
-        own = sum(p.handin.launch == round_.launch for p in pending if p.phase != "asked")
         expected = self._membership.expected
+        awaited = set(expected)
+        fresh = carried = coming = 0
+        for p in self._inbox.of(round_.fragment):
+            is_own = p.handin.launch == round_.launch
+            if p.phase == "ready":
+                awaited.discard(p.handin.learner)
+                fresh += is_own
+                carried += not is_own
+            elif p.phase != "asked":
+                coming += is_own
         if fresh < settings.quorum:
             round_.quorum_at = round_.grace_until = None
         elif round_.quorum_at is None:
@@ -171,9 +174,9 @@ class Board:
             quorum=settings.quorum,
             live=len(expected),
             fresh=fresh,
-            carried=len(ready) - fresh,
-            coming=own - fresh,
-            awaited=sorted(expected - {p.handin.learner for p in ready}),
+            carried=carried,
+            coming=coming,
+            awaited=sorted(awaited),
             now=now,
         )
         round_.reason = decision.reason
@@ -197,9 +200,12 @@ class Board:
         expected = self._membership.expected
         for fragment in self.touched & self.rounds.keys():
             round_ = self.rounds[fragment]
-            pending = self._inbox.of(fragment)
-            arrived = {p.handin.learner for p in pending if p.phase == "ready"}
-            late = {p.handin.learner for p in pending if p.handin.launch != round_.launch}
+            arrived, late = set(), set()
+            for p in self._inbox.of(fragment):
+                if p.phase == "ready":
+                    arrived.add(p.handin.learner)
+                if p.handin.launch != round_.launch:
+                    late.add(p.handin.learner)
             round_.shown = round_.record(
                 quorum=self._log.settings.round.quorum,
                 arrived=sorted(arrived),
@@ -208,7 +214,7 @@ class Board:
                 share=1.0 / len(expected) if expected else 0.0,
             )
         self.touched.clear()
-        shown = tuple(r.shown for r in self.in_order() if r.shown is not None)
+        shown = tuple([r.shown for r in self.rounds.values() if r.shown is not None])
         if shown != self._shown:
             yield e.ShowRounds(shown, opened=self._has_opened)
             self._shown = shown

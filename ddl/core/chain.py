@@ -11,11 +11,15 @@ from ddl.protocol.keys import handin_field
 from ddl.protocol.records import LogRecord, RecordKind, RunState
 
 if TYPE_CHECKING:
+    from ddl.config import Settings
     from ddl.core.log import LogState
 
 
-def check_follows(record: LogRecord, log: LogState) -> None:
-    """Refuse a record that does not follow `log`. Raises: IntegrityError; it names the difference."""
+def check_follows(record: LogRecord, log: LogState) -> Settings:
+    """Refuse a record that does not follow `log`; return the settings in force after one that does.
+
+    Raises: IntegrityError; it names the difference.
+    """
     moves = record.kind in ("step", "rollback")
     _equal(record, "lineage", record.lineage, log.lineage)
     _equal(record, "seq", record.seq, log.seq + 1)
@@ -39,11 +43,12 @@ def check_follows(record: LogRecord, log: LogState) -> None:
         _equal(record, "progress", record.progress, progress)
     if misfit := units.misfit(log.units, record.units):
         raise _misfit(record, "units", misfit, "units that are finished for the first time")
-    if record.kind == "settings":
-        try:
-            config.amend(log.settings, record.changes)
-        except ConfigError as error:
-            raise _misfit(record, "changes", str(error), "settings that can be used") from error
+    if record.kind != "settings" or not record.changes:
+        return log.settings
+    try:
+        return config.amend(log.settings, record.changes)
+    except ConfigError as error:
+        raise _misfit(record, "changes", str(error), "settings that can be used") from error
 
 
 def state_after(kind: RecordKind, state: RunState) -> RunState:
@@ -87,7 +92,8 @@ def _check_receipts(record: LogRecord, log: LogState) -> None:
         if r.fragment not in known:
             raise _misfit(record, f"fragment of {r.id}", r.fragment, f"below {len(known)}")
         field = handin_field(r.learner, r.incarnation, r.fragment)
-        last = seqs.get(field) or log.account_seq(r.learner, r.incarnation, r.fragment)
+        account = log.accounts.get(field)
+        last = seqs.get(field) or (account.last.seq if account is not None else 0)
         if r.seq != last + 1:
             raise _misfit(record, f"receipt seq of {field}", r.seq, last + 1)
         seqs[field] = r.seq

@@ -179,8 +179,9 @@ class Inbox:
     def take_logged(self, receipts: Iterable[Receipt]) -> Iterator[e.Command]:
         """These receipts stand in the log: what they are for is done with."""
         for receipt in receipts:
-            self.unlogged.pop(receipt.id, None)
-            yield from self._drop(receipt.id)
+            id_ = receipt.id
+            self.unlogged.pop(id_, None)
+            yield from self._drop(id_)
 
     def _drop(self, id_: HandinId) -> Iterator[e.Command]:
         if self.pending.pop(id_, None) is not None:

@@ -35,7 +35,7 @@ def check_learner(machine: LearnerMachine) -> list[str]:
 
 
 class Watch:
-    """Checks a machine after every event, and also against how it was after the one before.
+    """Checks a machine between two events, and also against how it was at the check before.
 
     What costs more is looked at only when it has changed: the folded log, what waits for a receipt
     in it, and the record under way.
@@ -147,9 +147,6 @@ def _contributions(machine: Machine) -> Iterator[str]:
             f"marked as merging are {sorted(p.handin.id for p in marked)}, in the record under way "
             f"are {sorted(p.handin.id for p in merging)}"
         )
-    for id_, receipt in inbox.unlogged.items():
-        if receipt.id != id_ or receipt.fate == "merged":
-            yield f"{id_} waits for a record with receipt {receipt}"
 
 
 def _accounts(machine: Machine, waiting: Iterable[HandinId]) -> Iterator[str]:
@@ -160,6 +157,9 @@ def _accounts(machine: Machine, waiting: Iterable[HandinId]) -> Iterator[str]:
         last, settled = (account.last.seq, account.settled) if account else (0, Amount())
         if id_.seq != last + 1:
             yield f"{id_} waits for a receipt where {last + 1} is next"
+        receipt = inbox.unlogged.get(id_)
+        if receipt is not None and (receipt.id != id_ or receipt.fate == "merged"):
+            yield f"{id_} waits for a record with receipt {receipt}"
         pending = inbox.pending.get(id_)
         if pending is None:
             continue
@@ -167,7 +167,7 @@ def _accounts(machine: Machine, waiting: Iterable[HandinId]) -> Iterator[str]:
         named = (handin.learner, handin.incarnation, handin.fragment, handin.seq)
         if id_ != named or pending not in inbox.of(handin.fragment):
             yield f"{handin.id} is pending as {id_}, or not with its fragment"
-        if id_ in inbox.unlogged:
+        if receipt is not None:
             yield f"{id_} has a fate and is pending as well"
         due = settled.steps + handin.steps, settled.tokens + handin.tokens
         if (handin.total.steps, handin.total.tokens) != due:
@@ -226,7 +226,11 @@ def _record(job: Job | None) -> Iterator[str]:
 
 def _members(machine: Machine) -> Iterator[str]:
     membership = machine.membership
-    expected = {id_ for id_, member in membership.members.items() if member.expected}
+    expected = {
+        id_
+        for id_, member in membership.members.items()
+        if member.state == "training" and not member.record.store_down_s
+    }
     if expected != membership.expected:
         yield f"rounds wait for {sorted(membership.expected)}, expected are {sorted(expected)}"
 

@@ -398,7 +398,7 @@ class LearnerMachine:
     @property
     def held(self) -> tuple[int, ...]:
         """Adopted version of every fragment, -1 before the first."""
-        return tuple(track.version for track in self.tracks)
+        return tuple([track.version for track in self.tracks])
 
     @property
     def outstanding(self) -> list[tuple[int, int, int]]:
@@ -412,7 +412,7 @@ class LearnerMachine:
     @property
     def num_uploading(self) -> int:
         """Snapshots that are not yet in the store."""
-        return sum(track.uploading for track in self.tracks)
+        return sum([track.uploading for track in self.tracks])
 
     @property
     def next_seq(self) -> int:

@@ -274,7 +274,7 @@ class LogState(msgspec.Struct, kw_only=True):
         Raises:
             IntegrityError: the record does not follow this state. Nothing has changed then.
         """
-        check_follows(record, self)
+        settings = check_follows(record, self)
         for step in record.fragments:
             head = self.fragments[step.fragment]
             head.version = step.version_after
@@ -285,16 +285,17 @@ class LogState(msgspec.Struct, kw_only=True):
             head.hashes = [*head.hashes, step.published.sha256][-HISTORY:]
         for receipt in record.receipts:
             field = handin_field(receipt.learner, receipt.incarnation, receipt.fragment)
-            before = self.settled(receipt.learner, receipt.incarnation, receipt.fragment)
             amount = Amount(steps=receipt.steps, tokens=receipt.tokens)
-            self.accounts[field] = Account(last=receipt, settled=before + amount)
+            if (account := self.accounts.get(field)) is not None:
+                amount += account.settled
+            self.accounts[field] = Account(last=receipt, settled=amount)
         if record.kind == "step":
             self._remember_merge(record)
         if record.kind == "rollback":
             self.vitals.note_rollback(record.global_version, by_person=record.who != HEALTH)
         if record.kind == "settings":
             self._note_orders(record)
-            self.settings = config.amend(self.settings, record.changes)
+            self.settings = settings
             if (self.state, record.state) == ("held", "running"):
                 self.vitals.note_release()
         barred = self.barred | record.barred
@@ -334,8 +335,8 @@ class LogState(msgspec.Struct, kw_only=True):
                 if r.fragment == step.fragment and r.norm is not None
             ]
             if moves:
-                by_step = median(norm / steps for norm, steps in moves)
-                by_root = median(norm / math.sqrt(steps) for norm, steps in moves)
+                by_step = median([norm / steps for norm, steps in moves])
+                by_root = median([norm / math.sqrt(steps) for norm, steps in moves])
                 head.norms = [*head.norms, by_step][-HISTORY:]
                 head.root_norms = [*head.root_norms, by_root][-HISTORY:]
             head.merges += 1

@@ -98,6 +98,8 @@ class Machine:
         self._followed = False
         self._early: dict[HandinId, Handin] = {}
         self._due_at = float("-inf")
+        self._chosen_at = -1
+        self._choice: preset.Choice | None = None
         self._told_until = log.committed_at  # by earlier coordinators, as far as the log can say
 
     # ---- entry ------------------------------------------------------------------------------
@@ -387,7 +389,7 @@ class Machine:
             )
         elif self.log.state == "running" and (alarm := self._alarm()):
             yield from self._on_alarm(alarm, now)
-        elif self.log.state == "running" and (choice := preset.choose(self.log)):
+        elif self.log.state == "running" and (choice := self._outer_choice()):
             changes, why = choice.changes, choice.why
             yield from self._write("settings", now, changes=changes, who=preset.AUTO, why=why)
         elif self.inbox.unlogged:
@@ -398,6 +400,12 @@ class Machine:
         elif self._early or (self._followed and self.log.state != "running"):
             # in a run that goes on there is soon a step, unless all waits for what we do not know
             yield from self._write("receipts", now)
+
+    def _outer_choice(self) -> preset.Choice | None:
+        """Another outer step, if one suits the run now: looked for once a record."""
+        if self._chosen_at != self.log.seq:
+            self._chosen_at, self._choice = self.log.seq, preset.choose(self.log)
+        return self._choice
 
     def _serve(self, request: Request, now: float) -> Iterator[e.Command]:
         """Turn a person's wish into a record; it is answered when that stands in the log."""
@@ -482,7 +490,7 @@ class Machine:
         and may still gain contributions."""
         if not self.board.touched:
             return
-        for round_ in self.board.in_order():
+        for round_ in list(self.board.rounds.values()):
             if round_.fragment not in self.board.touched:
                 continue
             decision = self.board.judge(round_, now)

@@ -110,14 +110,15 @@ def choose(
         ready: usable contributions, with the L2 norm of each movement.
         head: the fragment as it is.
     """
-    norms = {handin.id: (norm, handin.steps) for handin, norm in ready if norm is not None}
+    by_id = {handin.id: (handin, norm) for handin, norm in ready}
+    norms = {id_: (norm, h.steps) for id_, (h, norm) in by_id.items() if norm is not None}
     outliers = norm_outliers(norms, head, settings.gate)
     chosen = []
     refused = []
-    for handin, _ in sorted(ready, key=lambda row: row[0].id):
+    for id_, (handin, _) in sorted(by_id.items()):
         share = weight(handin, version=head.version, settings=settings.round)
-        if handin.id in outliers:
-            refused.append((handin, Verdict("refused", outliers[handin.id])))
+        if id_ in outliers:
+            refused.append((handin, Verdict("refused", outliers[id_])))
         elif share <= 0:
             stale = staleness(handin, head.version)
             reason = f"staleness {stale} and round.staleness_decay leave it no weight"

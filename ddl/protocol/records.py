@@ -431,7 +431,7 @@ NO_PAYLOAD = ObjectRef(key="", bytes=0, sha256="")
 
 def held_digest(hashes: Mapping[int, str]) -> str:
     """Digest over the SHA-256 of every fragment's adopted bytes, by fragment number."""
-    return digest(",".join(hashes[p] for p in sorted(hashes)).encode())
+    return digest(",".join([hashes[p] for p in sorted(hashes)]).encode())
 
 
 class Upload(Record, frozen=True, kw_only=True):

@@ -3,7 +3,7 @@
 The rules are the real ones: the coordinator's and the learner's core, the mirror of the log in
 Redis, the log's reader and writer, the lease's rule. Around them stand simulated services and a
 network that is slow, loses, repeats and parts; processes that die, stop and come back; and a judge
-that looks after every event. One seed gives one history, to the last bit.
+that looks at all they do. One seed gives one history, to the last bit.
 
     world.py        one history, from its seed to its verdict
     faults.py       what goes wrong, and when

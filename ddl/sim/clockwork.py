@@ -11,7 +11,8 @@ import heapq
 import itertools
 from collections.abc import Callable, Generator
 from functools import partial
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from math import inf
+from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
 T = TypeVar("T")
 
@@ -46,14 +47,14 @@ class Until(NamedTuple):
 
     signal: Signal
     seen: int
-    seconds: float
+    seconds: float = inf
 
 
-class Answer(NamedTuple):
-    """Wait for the value given to the callback that `ask` is called with, which must be called once;
-    an error is raised."""
+class Answer(Protocol):
+    """Wait for a value that somebody brings; an error is raised."""
 
-    ask: Callable[[Callable[[Any], None]], None]
+    def ask(self, go_on: Callable[[Any], None]) -> None:
+        """Have the value brought to `go_on`, once."""
 
 
 Wait: TypeAlias = float | Until | Answer
@@ -162,12 +163,13 @@ class Process:
             value = None  # what is waited for has come already
         if isinstance(wait, float):
             self.timeline.after(wait, partial(self.go_on, thread, None))
-        elif isinstance(wait, Answer):
-            wait.ask(partial(self.go_on, thread))
-        else:
+        elif isinstance(wait, Until):
             turn = _Turn(self, thread)
             wait.signal.wait(turn.soon)
-            self.timeline.after(wait.seconds, turn.come)
+            if wait.seconds < inf:
+                self.timeline.after(wait.seconds, turn.come)
+        else:
+            wait.ask(partial(self.go_on, thread))
 
 
 class _Turn:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from ddl.clock import ServerClock
 from ddl.coordinator.history import History
 from ddl.coordinator.mirror import Mirror
-from ddl.coordinator.resume import find_version
+from ddl.coordinator.objects import find_version
 from ddl.coordinator.standby import LOOKS
 from ddl.coordinator.sweep import sweep
 from ddl.coordinator.watcher import News, Polled, Unreachable
@@ -45,6 +45,7 @@ from ddl.protocol.records import (
 )
 from ddl.registry.base import CoordinatorRegistry
 from ddl.sim.clockwork import Process, Signal, Thread, Until
+from ddl.sim.judge import ViolationError
 from ddl.sim.network import Link
 from ddl.sim.payloads import (
     KERNEL,
@@ -96,7 +97,7 @@ class Coordinator(Process):
         self.lease: Lease | None = None
         self.tenure: Tenure | None = None
         self._store = self._at_once_store()
-        self._history = History(cast("Store", self._store), world.run.name)
+        self._history = self._history_in(self._store)
         self._server_clock = ServerClock(world.timeline)
         self._news = News()
         self._watch = Watch()
@@ -218,6 +219,7 @@ class Coordinator(Process):
             while self._inbox:
                 for event in self._events(self._inbox.popleft(), mirror):
                     self._step(event, mirror)
+            self._check()
             mirror.flush()
             if spent_s := registry.spent_s():
                 yield spent_s
@@ -257,7 +259,12 @@ class Coordinator(Process):
         commands = self.machine.step(event, self._server_clock.now())
         for command in commands:
             self._perform(command, mirror)
-        world.judge.expect_none(f"{self.name}/{self.epoch}", self._watch.check(self.machine))
+
+    def _check(self) -> None:
+        """Look at the rules' state, before anybody hears of what has just happened."""
+        assert self.machine is not None
+        if broken := self._watch.check(self.machine):
+            raise ViolationError(f"{self.name}/{self.epoch}: {'; '.join(broken)}")
 
     def _perform(self, command: e.Command, mirror: Mirror) -> None:  # noqa: C901
         match command:  # in the order of how often they come
@@ -352,22 +359,22 @@ class Coordinator(Process):
     # ---- the fetchers -------------------------------------------------------------------------
 
     def _fetch(self, handin: Handin) -> Thread[None]:
-        started = self.now
+        id_, started = handin.id, self.now
         try:
             data = bytes((yield from self._get(handin.payload)))
         except ObjectNotFoundError as error:
-            self._put(e.Fetched(handin.id, "missing", str(error)))
+            self._put(e.Fetched(id_, "missing", str(error)))
             return
         except StoreError as error:
-            self._put(e.Fetched(handin.id, "unavailable", str(error)))
+            self._put(e.Fetched(id_, "unavailable", str(error)))
             return
         found = decode(handin.payload, data, Contribution)
         if found is None:
-            self._put(e.Fetched(handin.id, "damaged", f"{len(data)} bytes, another digest"))
+            self._put(e.Fetched(id_, "damaged", f"{len(data)} bytes, another digest"))
             return
-        self._fetched[handin.id] = found
+        self._fetched[id_] = found
         seconds = self.now - started
-        self._put(e.Fetched(handin.id, "ok", norm=found.norm, seconds=seconds))
+        self._put(e.Fetched(id_, "ok", norm=found.norm, seconds=seconds))
 
     def _look_for_contributions(self) -> None:
         assert self.machine is not None
@@ -407,7 +414,7 @@ class Coordinator(Process):
             if self._work:
                 yield from self._work.popleft()()
             else:
-                yield Until(self._work_arrived, self._work_arrived.count, 60.0)
+                yield Until(self._work_arrived, self._work_arrived.count)
 
     def _until_stored(self, action: Callable[[], Thread[T]]) -> Thread[T]:
         """Repeat what the store did not do until it does."""
@@ -505,7 +512,7 @@ class Coordinator(Process):
         store = self._at_once_store()
 
         def find() -> Thread[e.VersionFound]:
-            found = find_version(cast("Store", store), self.world.run.name, version)
+            found = find_version(cast("Store", store), self._history_in(store), version)
             yield store.spent_s()
             return found
 
@@ -526,6 +533,10 @@ class Coordinator(Process):
             )
         yield store.spent_s()
         self._sweeping = False
+
+    def _history_in(self, store: _AtOnce) -> History:
+        """Without threads of its own: whose turn it is would be up to the machine, not to the seed."""
+        return History(cast("Store", store), self.world.run.name, readers=1)
 
     def _at_once_store(self) -> _AtOnce:
         return _AtOnce(self.world.store, self.to_store, reading=frozenset({"get", "head", "list"}))
@@ -552,11 +563,11 @@ class _AtOnce:
         return spent_s
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
-        method = getattr(self._side, name)
+        method, link, writes = getattr(self._side, name), self._link, name not in self._reading
 
         def call(*args: object, **more: object) -> Any:
-            self._spent_s += 2.0 * self._link.way_s()
-            action = partial(method, *args, **more)
-            return self._link.at_once(action, writes=name not in self._reading)
+            self._spent_s += 2.0 * link.way_s()
+            return link.at_once(partial(method, *args, **more), writes=writes)
 
+        setattr(self, name, call)  # it is asked for once
         return call

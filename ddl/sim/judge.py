@@ -1,4 +1,4 @@
-"""What must hold whatever goes wrong: looked at after every event, over all processes at once.
+"""What must hold whatever goes wrong: looked at whenever a process comes to rest, over all at once.
 
 The judge sees everything: what learners really handed in, what really stands in the store, who
 holds the lease. It folds the log by itself, makes every merge again from the learners' own books,
@@ -7,7 +7,6 @@ and breaks the history off at the first thing that is not as it must be.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, TypeVar
 
 import msgspec
@@ -76,11 +75,6 @@ class Judge:
         only when it is needed, and raised there."""
         if not holds:
             raise ViolationError(sentence)
-
-    def expect_none(self, who: str, broken: Sequence[str]) -> None:
-        """Break the history off if there is anything in a list of what is wrong."""
-        if broken:
-            raise ViolationError(f"{who}: {'; '.join(broken)}")
 
     # ---- the log ------------------------------------------------------------------------------
 
@@ -204,11 +198,11 @@ class Judge:
 
     def on_adoption(self, learner: Learner, adoption: Adoption, value: int, sha256: str) -> None:
         """A learner takes a version up."""
-        self.expect(
-            self._published.get((adoption.fragment, adoption.version)) == (sha256, value),
-            f"{learner.name} adopts f{adoption.fragment} v{adoption.version}, which is not what "
-            "was published as that",
-        )
+        if self._published.get((adoption.fragment, adoption.version)) != (sha256, value):
+            raise ViolationError(
+                f"{learner.name} adopts f{adoption.fragment} v{adoption.version}, which is not what "
+                "was published as that"
+            )
 
     # ---- coordinators -------------------------------------------------------------------------
 

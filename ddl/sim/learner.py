@@ -58,9 +58,6 @@ ENCODE_S = 0.02
 BACKOFF_S = 0.2
 BACKOFF_MOST_S = 2.0
 DAMAGED_MAX = 5
-IDLE_S = 60.0
-"""Longest wait of a thread for its next work, of which it is always told."""
-
 GAP_S = (0.02, 0.2)
 """Shortest time between two beats: a step, within these bounds; see `BeatThread`."""
 
@@ -92,6 +89,7 @@ class Learner(Process):
         self.takeover = takeover
         self.ended = ""
         self.machine: LearnerMachine | None = None
+        self._machine: LearnerMachine  # the same, for threads that start once it has joined
         self.incarnation = 0
         self.to_redis = Link(world.network, self, "redis")
         self.to_store = Link(world.network, self, "store")
@@ -143,7 +141,7 @@ class Learner(Process):
             raise RefusedError("Redis does not know the run")
         self.incarnation = yield from self._take_incarnation()
         yield from self._register_first(entry)
-        self.machine = LearnerMachine(
+        self.machine = self._machine = LearnerMachine(
             learner=self.name,
             incarnation=self.incarnation,
             shares=entry.run.layout.shares,
@@ -239,7 +237,8 @@ class Learner(Process):
         return max(usual_s, self.stall_until - self.now)
 
     def _carry_out(self, plan: Plan) -> None:
-        self._machine.begin(plan)
+        machine = self._machine
+        machine.begin(plan)
         if not (plan.snapshots or plan.adoptions):
             return
         for snapshot in plan.snapshots:
@@ -247,8 +246,8 @@ class Learner(Process):
         for adoption in plan.adoptions:
             value, found = self.staged.pop(adoption.fragment)
             self.world.judge.on_adoption(self, adoption, value, found)
-            mode = "overwrite" if adoption.realign else self._machine.settings.adopt.mode
-            alpha = self._machine.settings.adopt.alpha
+            mode = "overwrite" if adoption.realign else machine.settings.adopt.mode
+            alpha = machine.settings.adopt.alpha
             keep = {"carry": 1.0, "blend": alpha, "overwrite": 0.0}[mode]
             self.movements[adoption.fragment].adopt(value, keep=keep)
             self._u_steps[adoption.fragment] = int(keep * self._u_steps[adoption.fragment])
@@ -258,8 +257,8 @@ class Learner(Process):
                 + (" (re-aligns)" if adoption.realign else ""),
             )
         self._check()
-        off = [fragment for fragment, m in enumerate(self.movements) if not m.balances]
-        self.world.judge.expect(not off, f"{self.name}: u of {off} is not what was trained")
+        if off := [fragment for fragment, m in enumerate(self.movements) if not m.balances]:
+            raise ViolationError(f"{self.name}: u of {off} is not what was trained")
 
     def _snapshot(self, snapshot: Snapshot) -> None:
         steps = self._u_steps[snapshot.fragment]
@@ -304,7 +303,7 @@ class Learner(Process):
                 self._changed.notify()
                 return
             else:
-                yield Until(self._work_arrived, self._work_arrived.count, IDLE_S)
+                yield Until(self._work_arrived, self._work_arrived.count)
 
     def _order(self, work: Callable[[], Thread[None]]) -> None:
         self._work.append(work)
@@ -321,10 +320,10 @@ class Learner(Process):
             self._check()
             return
         delta = movement.delta(theta)
-        self.world.judge.expect(
-            (delta + in_hand) % PRIME == 0,
-            f"{self.name}: what is handed in of f{fragment} is not what was trained",
-        )
+        if (delta + in_hand) % PRIME != 0:
+            raise ViolationError(
+                f"{self.name}: what is handed in of f{fragment} is not what was trained"
+            )
         encoded, handin = self._encode(snapshot, delta)
         machine.on_encoded(fragment)
         self.spool[handin.id] = handin, encoded.data
@@ -366,7 +365,8 @@ class Learner(Process):
         yield from self._announce(handin)
 
     def _announce(self, handin: Handin) -> Thread[None]:
-        self.stored[handin.id] = handin
+        id_ = handin.id
+        self.stored[id_] = handin
         self._machine.on_announced(handin.fragment)
         self._changed.notify()
         try:
@@ -375,7 +375,7 @@ class Learner(Process):
             )
         except RegistryError:
             return  # every beat repeats it
-        self.say("announces", f"{handin.id}: {answer}")
+        self.say("announces", f"{id_}: {answer}")
 
     def _put(self, handin: Handin, data: bytes) -> Thread[None]:
         pause_s = BACKOFF_S
@@ -458,8 +458,8 @@ class Learner(Process):
             raise RefusedError(joined.refused)
 
     def _forget_receipted(self) -> None:
-        waiting = {HandinId(self.name, i, f, s) for i, f, s in self._machine.outstanding}
-        for id_ in [id_ for id_ in self.stored if id_ not in waiting]:
+        waiting = self._machine.outstanding
+        for id_ in [id_ for id_ in self.stored if id_[1:] not in waiting]:
             del self.stored[id_]
             self.spool.pop(id_, None)
         self._changed.notify()
@@ -509,7 +509,7 @@ class Learner(Process):
         while not self._leaving:
             wanted = self._machine.wanted()
             if not wanted:
-                yield Until(self._told, self._told.count, IDLE_S)
+                yield Until(self._told, self._told.count)
                 continue
             try:
                 yield from self._try_to_stage(wanted[0])
@@ -574,11 +574,6 @@ class Learner(Process):
         return self.to_store.call(lambda: self.world.store.get(key))
 
     @property
-    def _machine(self) -> LearnerMachine:
-        assert self.machine is not None
-        return self.machine
-
-    @property
     def _usual_step_s(self) -> float:
         return self.step_s * self.slowness
 
@@ -586,8 +581,8 @@ class Learner(Process):
         return Until(self._changed, self._changed.count, seconds)
 
     def _check(self) -> None:
-        who = f"{self.name}/{self.incarnation}"
-        self.world.judge.expect_none(who, check_learner(self._machine))
+        if broken := check_learner(self._machine):
+            raise ViolationError(f"{self.name}/{self.incarnation}: {'; '.join(broken)}")
 
 
 def _state(machine: LearnerMachine) -> Literal["joining", "training", "draining", "paused"]:

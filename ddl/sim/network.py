@@ -13,7 +13,7 @@ from random import Random
 from typing import Any, Final, Literal, TypeVar
 
 from ddl.errors import DdlError, RegistryUnavailableError, StoreUnavailableError
-from ddl.sim.clockwork import Answer, KilledError, Process, Thread, Timeline
+from ddl.sim.clockwork import KilledError, Process, Thread, Timeline
 
 T = TypeVar("T")
 
@@ -45,10 +45,6 @@ class Network:
         self.cut: set[tuple[str, Service]] = set()
         self.noise = 0.0
 
-    def is_cut(self, name: str, service: Service) -> bool:
-        cut = self.cut
-        return bool(cut) and ((name, service) in cut or (EVERYONE, service) in cut)
-
     def way_s(self, service: Service) -> float:
         """Seconds that one way takes this time: mostly usual, now and then far longer."""
         rng = self.rng
@@ -70,22 +66,23 @@ class Link:
         self.service = service
         self.timeline = network.timeline
         self.dies_in = 0
-        self._network = network
+        self.network = network
+        self._ways = {(process.name, service), (EVERYONE, service)}
 
     @property
     def is_cut(self) -> bool:
-        return self._network.is_cut(self.process.name, self.service)
+        return not self._ways.isdisjoint(self.network.cut)
 
     def way_s(self) -> float:
         """Seconds that one way takes this time."""
-        return self._network.way_s(self.service)
+        return self.network.way_s(self.service)
 
     def call(self, action: Callable[[], T], *, writes: bool = False) -> Thread[T]:
         """Do something at the service and bring back its result.
 
         Raises: what `action` raises; RegistryUnavailableError, StoreUnavailableError.
         """
-        result = yield Answer(_Call(self, action, writes=writes).ask)
+        result = yield _Call(self, action, writes=writes)
         return result  # type: ignore[no-any-return]
 
     def at_once(self, action: Callable[[], T], *, writes: bool = False) -> T:
@@ -122,10 +119,10 @@ class Link:
 
     def mishaps(self) -> tuple[bool, bool, bool]:
         """Whether a call is lost, its answer is lost, it is done twice."""
-        noise = self._network.noise
+        noise = self.network.noise
         if not noise:
             return False, False, False
-        chance = self._network.rng.random()
+        chance = self.network.rng.random()
         return (
             chance < noise / 3,
             noise / 3 <= chance < 2 * noise / 3,
@@ -138,7 +135,7 @@ class Link:
             return False, False
         self.dies_in -= 1
         dies = self.dies_in == 0
-        before = dies and self._network.rng.random() < 0.5
+        before = dies and self.network.rng.random() < 0.5
         return before, dies and not before
 
     def unavailable(self, why: str) -> DdlError:
@@ -172,7 +169,8 @@ class _Call:
         self._go_on: Callable[[Any], None] = lambda _: None
         self._patience_s = PATIENCE_S[link.service]
         self._dies_before, self._dies_after = link.death() if writes else (False, False)
-        self._there_s, self._back_s = link.way_s(), link.way_s()
+        way_s = link.network.way_s
+        self._there_s, self._back_s = way_s(link.service), way_s(link.service)
         self._lost, self._answer_lost, self._twice = link.mishaps()
         self._given_up = self._lost or self._there_s + self._back_s > self._patience_s
 

@@ -443,7 +443,7 @@ class LearnerSide(_Side):
         raise NotImplementedError("simulated learners read no data")
 
     def read_fragments(self) -> tuple[FragmentState, ...]:
-        return tuple(state for _, state in sorted(self._redis.tables.fragments.items()))
+        return tuple([state for _, state in sorted(self._redis.tables.fragments.items())])
 
     def wait_news(self, timeout_s: float) -> bool:  # noqa: ARG002
         seen, self._seen = self._seen, self._redis.news.count

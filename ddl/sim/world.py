@@ -120,7 +120,7 @@ class World:
         self.redis = Redis(lambda: self.timeline.now + self.redis_offset_s)
         self.redis.on_lease = self._on_lease
         self.run = self._genesis()
-        self.store.put(self._keys.run_record, canonical(self.run))
+        self.store.put(self.keys.run_record, canonical(self.run))
         self.lineage = self.run.lineage
         self.loss = 1.0
         self._patient_until = 0.0
@@ -209,10 +209,6 @@ class World:
     def num_fragments(self) -> int:
         return NUM_FRAGMENTS
 
-    @property
-    def keys(self) -> ObjectKeys:
-        return self._keys
-
     def new_pid(self) -> int:
         return next(self._pids)
 
@@ -256,10 +252,10 @@ class World:
 
     def _genesis(self) -> RunRecord:
         settings = self._settings()
-        self._keys = ObjectKeys(settings.run.name)
+        self.keys = ObjectKeys(settings.run.name)
         refs: list[ObjectRef] = []
         for fragment in range(NUM_FRAGMENTS):
-            payload = encode(self._keys, Weights(fragment, 0, self._rng.getrandbits(60)))
+            payload = encode(self.keys, Weights(fragment, 0, self._rng.getrandbits(60)))
             self.store.put(payload.ref.key, payload.data)
             refs.append(payload.ref)
         return RunRecord(

@@ -50,7 +50,7 @@ def test_every_default_that_is_shown_is_the_default() -> None:
     """All settings stand there as comments; with these taken away, nothing changes."""
     shown = tomllib.loads(COMMENTED.sub(r"\1", settings_text({})))
     assert msgspec.convert(shown, Settings) == Settings()
-    assert [f"{table}.{key}" for table in shown for key in shown[table]] == config.all_keys()
+    assert tuple(f"{table}.{key}" for table in shown for key in shown[table]) == config.all_keys()
 
 
 def test_every_setting_is_explained_and_who_may_change_it() -> None:

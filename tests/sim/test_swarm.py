@@ -13,11 +13,13 @@ from ddl.sim.swarm import Report, swarm
 
 SEEDS = 300
 
+ENVIRONMENT = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+
 
 @pytest.mark.timeout(900)
 def test_no_seed_breaks_what_must_hold() -> None:
-    """Everything that `ddl.sim.judge` and `ddl.core.invariants` say holds after every event of 300
-    runs, and each of them comes to rest. On average they are long and rough enough to count."""
+    """Everything that `ddl.sim.judge` and `ddl.core.invariants` say holds all through 300 runs, and
+    each of them comes to rest. On average they are long and rough enough to count."""
     report = swarm(range(SEEDS))
     assert report.violations == (), [f"just sim {v.seed}: {v.text}" for v in report.violations]
     assert report.seeds == SEEDS
@@ -32,7 +34,7 @@ def run(*arguments: str, hash_seed: str = "0") -> subprocess.CompletedProcess[st
         capture_output=True,
         text=True,
         check=False,
-        env=os.environ | {"PYTHONHASHSEED": hash_seed, "PYTHONPATH": os.pathsep.join(sys.path)},
+        env=ENVIRONMENT | {"PYTHONHASHSEED": hash_seed},
     )
 
 
@@ -42,6 +44,14 @@ def test_one_seed_is_one_history() -> None:
     assert first.returncode == 0, first.stderr
     assert first.stdout == second.stdout
     assert run("replay", "8").stdout != first.stdout
+
+
+def test_a_history_needs_no_torch() -> None:
+    """A seed is replayed as soon as it is asked for: to import torch would take longer than a history."""
+    code = "import sys, ddl.sim.world; sys.exit('torch' in sys.modules)"
+    assert (
+        subprocess.run([sys.executable, "-c", code], env=ENVIRONMENT, check=False).returncode == 0
+    )
 
 
 def test_a_trace_explains_itself() -> None:

@@ -35,7 +35,7 @@ def test_defaults_are_the_documented_ones() -> None:
     loaded = load()
     assert loaded.settings == Settings()
     assert set(loaded.origins.values()) == {"default"}
-    assert list(loaded.origins) == all_keys()
+    assert tuple(loaded.origins) == all_keys()
     assert loaded.settings.round.every_steps == 24
     assert loaded.settings.outer.lr == 0.6
     assert loaded.settings.adopt.mode == "carry"

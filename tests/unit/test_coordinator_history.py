@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import msgspec
@@ -113,6 +114,26 @@ def test_fold_finds_the_newest_record(history: History, num: int) -> None:
     states = grow(history, num)
     assert history.newest_seq() == num
     assert history.fold(RECORD_0) == states[-1]
+
+
+def test_one_reader_needs_no_thread(
+    history: History, store: LocalStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Many records are read by several threads at once, unless whoever reads is the only one."""
+    newest = grow(history, 20)[-1]
+    threads: list[threading.Thread] = []
+    get = store.get
+
+    def noting(key: str) -> bytearray:
+        threads.append(threading.current_thread())
+        return get(key)
+
+    monkeypatch.setattr(store, "get", noting)
+    assert history.fold(RECORD_0) == newest
+    assert any(thread is not threading.main_thread() for thread in threads)
+    threads.clear()
+    assert History(store, "tiny", readers=1).fold(RECORD_0) == newest
+    assert set(threads) == {threading.main_thread()}
 
 
 def test_fold_starts_from_a_checkpoint(history: History, store: LocalStore) -> None:
