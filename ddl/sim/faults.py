@@ -72,7 +72,7 @@ class Faulty:
             (self._spoil, 1),
             (self._outlier, 2),
             (self._drain, 2),
-            (self._second_process, 3),
+            (self._second_process, 5),
             (self._bad_losses, 1),
             (self._set, 1),
             (self._pause, 1),
@@ -203,8 +203,9 @@ class Faulty:
         return f"{process.name} for {seconds:.1f} s"
 
     def _second_process(self) -> str:
-        """Somebody starts a learner once more, under its id: of two, the one with more on its disk."""
-        learner = max(self._learner(), self._learner(), key=lambda learner: len(learner.spool))
+        """Somebody starts a learner once more, under its id: of three, the one with most on its disk."""
+        some = [self._learner() for _ in range(3)]
+        learner = max(some, key=lambda learner: len(learner.spool))
         if not learner.alive:
             return ""
         self._world.start_learner(learner.name, takeover=self._rng.random() < 0.5)

@@ -54,7 +54,7 @@ NUM_FRAGMENTS: Final = 4
 CHAOS_S: Final = 8.75
 """How long things go wrong."""
 
-SETTLE_S: Final = 2.75
+SETTLE_S: Final = 2.5
 """After that everything that was interrupted is given so long to begin anew."""
 
 PATIENCE_S: Final = 60.0
