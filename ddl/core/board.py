@@ -15,6 +15,9 @@ from ddl.core.pace import Pace
 from ddl.core.rounds import Decision, OpenRound
 from ddl.protocol.records import Round
 
+SPREAD_FREE: Final = 0.25
+"""Adoption within this part of H steps holds nobody up: by then few rounds have opened."""
+
 SPREAD_RATIO: Final = 4.0
 """A fragment's rounds open at most so many times H steps apart because its versions spread slowly."""
 
@@ -99,24 +102,22 @@ class Board:
         return fragment if fragment is not None and now >= self._spread_by(fragment) else None
 
     def _spread_by(self, fragment: int) -> float:
-        """From when on a round of a fragment may open, as far as its newest version is concerned: all train on
-        it, or most do and the rest have had half as long again, or it takes too long. Before, what is handed
-        in would be late by a version more each time."""
-        opened_at = self.pace.opened_at(fragment)
-        if opened_at is None:
+        """From when on a round of a fragment may open, as far as its newest version is concerned: where
+        versions spread slowly, when all train on it, or most do and the rest have had half as long again, or
+        it takes too long. Before, what is handed in would be late by a version more each time."""
+        opened_at, every_steps = self.pace.opened_at(fragment), self._log.settings.round.every_steps
+        every_s = every_steps * (self._pace_step_s() or 0.0)
+        if opened_at is None or self._membership.adoption_s() <= SPREAD_FREE * every_s:
             return -math.inf
-        version, num_expected = (
-            self._log.fragments[fragment].version,
-            len(self._membership.expected),
-        )
-        adopted_at = self._membership.adopted_at(fragment, version, line=self._log.line)
+        head, num_expected = self._log.fragments[fragment], len(self._membership.expected)
+        adopted_at = self._membership.adopted_at(fragment, head.version, line=self._log.line)
         if len(adopted_at) == num_expected:
             return -math.inf
-        if 2 * len(adopted_at) >= num_expected:
-            half_at = adopted_at[(num_expected - 1) // 2]
-            return half_at + SPREAD_REST_RATIO * (half_at - opened_at)
-        patience = SPREAD_RATIO * self._log.settings.round.every_steps
-        return opened_at + patience * (self._pace_step_s() or 0.0)
+        at_last = opened_at + SPREAD_RATIO * every_s
+        if 2 * len(adopted_at) < num_expected:
+            return at_last
+        half_at = adopted_at[(num_expected - 1) // 2]
+        return min(at_last, half_at + SPREAD_REST_RATIO * (half_at - opened_at))
 
     def _pace_allows(self, now: float) -> bool:
         """Whether one more round may open now, as far as time is concerned."""

@@ -354,7 +354,9 @@ class LogState(msgspec.Struct, kw_only=True):
                     del self.lately[learner]
         self.health = record.health
         stalenesses = [receipt.staleness for receipt in merged] or [0]
-        pace = preset.grown(self.pace_steps, num_fragments=len(self.fragments))
+        pace = preset.grown(
+            self.pace_steps, staleness=median(stalenesses), num_fragments=len(self.fragments)
+        )
         self.pace_steps = min(float(self.settings.round.every_steps), pace)
         self.vitals.note_step(
             record.health,

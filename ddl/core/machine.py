@@ -307,6 +307,7 @@ class Machine:
         for receipt in record.receipts:
             self.membership.take_receipt(receipt)
         for step in record.fragments:
+            self.membership.take_version(step.fragment, step.version_after, now)
             self.board.take_off(step.fragment)
         self._wake_by(now)  # a slot is free, and the next record may be written
         yield e.Show(

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from statistics import median
 from typing import Final
 
 from ddl.config import LivenessSettings
+from ddl.core.rounds import Ema
 from ddl.protocol.records import LearnerRecord, LearnerState, Receipt
 
 PRESENT: Final[frozenset[LearnerState]] = frozenset(
@@ -16,6 +18,8 @@ PRESENT: Final[frozenset[LearnerState]] = frozenset(
 LEFT_S: Final = 600.0
 """How long a learner that has said goodbye is shown; what it told stays among the events."""
 
+VERSIONS_KEPT: Final = 8
+"""Versions per fragment of which it is known when they were made."""
 
 NOTHING: Final = (-1, 0.0)
 """What who joins has adopted of a fragment, and when."""
@@ -28,10 +32,12 @@ class Member:
     `aside_realigns`; empty if they are not. `refusals` counts those since the last merge.
     `barred`: it was kicked, and no round waits for it.
     `adopted`: by fragment, the version that it holds, and when it was first heard to.
+    `adoption_s`: how long after it was made it is heard to hold a version, in the mean.
     """
 
     __slots__ = (
         "adopted",
+        "adoption_s",
         "aside_realigns",
         "aside_reason",
         "barred",
@@ -56,6 +62,7 @@ class Member:
         self.aside_realigns = 0
         self.barred = False
         self.adopted = {p: (version, beat_at) for p, version in enumerate(record.held)}
+        self.adoption_s = Ema()
 
     @property
     def id(self) -> str:
@@ -86,10 +93,6 @@ class Member:
         """Take a newer record of the same incarnation."""
         if record.step > self.record.step or record.state != self.record.state:
             self.stepped_at = at
-        if record.held != self.record.held:
-            for fragment, version in enumerate(record.held):
-                if version != self.adopted.get(fragment, NOTHING)[0]:
-                    self.adopted[fragment] = (version, at)
         self.record = record
         self.beat_at = max(self.beat_at, at)
 
@@ -139,6 +142,7 @@ class Membership:
     def __init__(self) -> None:
         self.members: dict[str, Member] = {}
         self.expected: set[str] = set()
+        self._made_at: dict[tuple[int, int], float] = {}
 
     def hear(self, record: LearnerRecord, at: float) -> tuple[Member | None, bool]:
         """Take a learner's record; return its member and whether this incarnation is new.
@@ -152,6 +156,8 @@ class Membership:
             return member, True
         if record.incarnation < member.record.incarnation:
             return None, False
+        if record.held != member.record.held:
+            self._note_adoptions(member, record.held, at)
         member.hear(record, at)
         self._note_expected(member)
         return member, False
@@ -183,6 +189,11 @@ class Membership:
         """Drop a learner. Should it beat again, it is met like a new one."""
         del self.members[member.id]
 
+    def take_version(self, fragment: int, version: int, now: float) -> None:
+        """A version of a fragment was made: from now on learners adopt it."""
+        self._made_at[fragment, version] = now
+        self._made_at.pop((fragment, version - VERSIONS_KEPT), None)
+
     def take_receipt(self, receipt: Receipt) -> None:
         """Remember of a logged fate what later judgements need."""
         member = self.members.get(receipt.learner)
@@ -206,6 +217,13 @@ class Membership:
         on_line = (m for id_ in self.expected if (m := self.members[id_]).record.line == line)
         held = (member.adopted.get(fragment, NOTHING) for member in on_line)
         return sorted(at for held_version, at in held if held_version >= version)
+
+    def adoption_s(self) -> float:
+        """Seconds from a version until it is heard that an expected learner trains on it: their median."""
+        known = [
+            s for id_ in self.expected if (s := self.members[id_].adoption_s.value) is not None
+        ]
+        return median(known) if known else 0.0
 
     def step_s(self) -> float | None:
         """Seconds of a step: the median over expected learners whose last hand-in was merged."""
@@ -233,11 +251,20 @@ class Membership:
 
     def shift(self, seconds: float) -> None:
         """Move all instants, after the server's clock has jumped."""
+        self._made_at = {version: at + seconds for version, at in self._made_at.items()}
         for member in self.members.values():
             member.beat_at += seconds
             member.stepped_at += seconds
             member.since_at += seconds
             member.adopted = {p: (v, at + seconds) for p, (v, at) in member.adopted.items()}
+
+    def _note_adoptions(self, member: Member, held: Sequence[int], at: float) -> None:
+        for fragment, version in enumerate(held):
+            if version != member.adopted.get(fragment, NOTHING)[0]:
+                member.adopted[fragment] = (version, at)
+                made_at = self._made_at.get((fragment, version))
+                if made_at is not None:
+                    member.adoption_s.add(at - made_at)
 
     def _note_expected(self, member: Member) -> None:
         if member.expected:

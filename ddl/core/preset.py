@@ -45,7 +45,13 @@ MOMENTUM_MAX, MOMENTUM_LATE = 0.97, 0.3
 
 GROWTH: Final = 0.05
 """From one step on, each version of a fragment comes later than the one before by this part: at H = 24 it
-takes 64 versions, about 460 steps, until they come every H steps, where links bear it."""
+takes 64 versions, about 460 steps, until they come every H steps."""
+
+GROWTH_LATE: Final = 0.5
+"""The same after a version whose contributions came late: the links do not bear it so often."""
+
+IN_TIME: Final = 0.5
+"""Median staleness up to which contributions have come in time."""
 
 NOTCH: Final = 0.1
 """A change of lr or heat by a smaller part waits: each is a record, before the next version's."""
@@ -93,9 +99,11 @@ def every_steps(log: LogState) -> float:
     return min(wanted, log.pace_steps) if log.settings.outer.preset == AUTO else wanted
 
 
-def grown(pace_steps: float, *, num_fragments: int) -> float:
-    """The pace after one more version of one of the fragments."""
-    return pace_steps * (1.0 + GROWTH / num_fragments)
+def grown(pace_steps: float, *, staleness: float, num_fragments: int) -> float:
+    """The pace after one more version of one of the fragments, of contributions of this median staleness:
+    one learner with a slow link, of three or more, does not hold up the rest."""
+    growth = GROWTH if staleness <= IN_TIME else GROWTH_LATE
+    return pace_steps * (1.0 + growth / num_fragments)
 
 
 def early_steps(settings: Settings) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from itertools import pairwise
+from statistics import median
 
 import msgspec
 import pytest
@@ -29,6 +30,17 @@ def fate_of(run: Run, learner: Scripted) -> list[tuple[int, Receipt, LogRecord]]
     for record in run.records():
         rows += [(launches[r.id], r, record) for r in record.receipts if r.learner == learner.name]
     return rows
+
+
+def openings(run: Run) -> dict[int, float]:
+    """When each round opened that is shown from now on, by launch."""
+    opened_at: dict[int, float] = {}
+
+    def note() -> None:
+        opened_at.update({r.launch: r.opened_at for r in run.services.rounds})
+
+    run.services.listeners.append(note)
+    return opened_at
 
 
 @ONE_AND_MANY
@@ -278,10 +290,12 @@ def test_versions_spread_before_the_next_is_made(num_fragments: int, num_slow: i
         stage_s = 20.0 / num_fragments if n < num_slow else 0.1
         run.add_learner(name, ConstantGradient(run.layout, lr=0.1), stage_s=stage_s)
     run.go(commits=12 * num_fragments)
-    written_at = [r.written_at for r in run.records() if r.kind == "step"][2 * num_fragments :]
-    per_cycle_s = num_fragments * (written_at[-1] - written_at[0]) / (len(written_at) - 1)
+    settled = [r for r in run.records() if r.kind == "step"][4 * num_fragments :]
+    elapsed_s = settled[-1].written_at - settled[0].written_at
+    per_cycle_s = num_fragments * elapsed_s / (len(settled) - 1)
+    staleness = {r.staleness for record in settled for r in record.receipts}
     if num_slow == 3:
-        assert max(r.staleness for r in run.receipts()) == 0
+        assert staleness == {0}
         assert 20.0 < per_cycle_s < 32.0
     else:
         assert max(r.staleness for r in run.receipts("c")) == 0
@@ -290,19 +304,19 @@ def test_versions_spread_before_the_next_is_made(num_fragments: int, num_slow: i
 
 
 @ONE_AND_MANY
-def test_a_version_that_does_not_spread_holds_nobody_up_for_long(num_fragments: int) -> None:
-    """Most learners' downloads hang: from one round of a fragment to its next it is 4 H = 32 steps."""
+def test_no_version_is_waited_for_longer_than_four_times_h(num_fragments: int) -> None:
+    """Links that take 60 steps for all fragments at H = 8: from one round of a fragment to its next it is 32."""
     run = Run(settings_of(num_fragments), infos(num_fragments))
     run.start_coordinator()
     for name in "abc":
-        run.add_learner(name, ConstantGradient(run.layout, lr=0.1))
-    run.go(commits=2 * num_fragments)
-    for name in "ab":
-        run.learners[name].stage_s = 10_000.0
-    run.go(commits=6 * num_fragments)
-    written_at = [r.written_at for r in run.records() if r.kind == "step"][4 * num_fragments :]
-    again_at = written_at[num_fragments:]
-    assert min(after - at for after, at in zip(again_at, written_at, strict=False)) > 30.0
+        stage_s = 60.0 / num_fragments
+        run.add_learner(name, ConstantGradient(run.layout, lr=0.1), stage_s=stage_s)
+    opened_at = openings(run)
+    run.go(commits=12 * num_fragments)
+    settled = sorted(opened_at.values())[6 * num_fragments :]
+    again_at = settled[num_fragments:]
+    apart_s = [after - at for after, at in zip(again_at, settled, strict=False)]
+    assert 31.0 < median(apart_s) < 40.0  # or as soon as a slot is free
     checked(run)
 
 
@@ -315,12 +329,7 @@ def test_work_that_expires_makes_rounds_come_no_faster(num_fragments: int) -> No
     )
     run = Run(settings_of(num_fragments, round=rounds), infos(num_fragments))
     run.start_coordinator()
-    opened_at: dict[int, float] = {}
-
-    def note() -> None:
-        opened_at.update({r.launch: r.opened_at for r in run.services.rounds})
-
-    run.services.listeners.append(note)
+    opened_at = openings(run)
     for name, lag_s in (("a", 0.1), ("b", 30.0), ("c", 30.0)):
         run.add_learner(name, ConstantGradient(run.layout, lr=0.1), lag_s=lag_s)
     run.go(commits=10 * num_fragments)

@@ -163,16 +163,30 @@ def test_late_contributions_bear_little_momentum(every: int, most: float) -> Non
     assert momentum(log) > 0.9
 
 
+def test_one_slow_link_does_not_hold_up_the_rest() -> None:
+    """One of three contributions is late: the pace grows as if none was; with two it grows faster."""
+    for late, pace in ((1, 1.025), (2, 1.25)):
+        log = auto()
+        receipts = tuple(
+            msgspec.structs.replace(receipt(log, staleness=3 * (n < late)), learner=f"l{n}")
+            for n in range(3)
+        )
+        apply(log, step_record(log, 0, receipts))
+        assert preset.every_steps(log) == pytest.approx(pace)
+
+
 def test_the_first_versions_come_more_often_where_links_bear_it() -> None:
     """H = 24, two fragments: from every step on each version of a fragment comes about 5 % later than the
-    one before it, until it is 24 steps; with a fixed preset always as the settings say. What links bear is
-    the board's affair (tests/lockstep/test_lateness.py)."""
+    one before it, half as late again when contributions come late, until it is 24 steps; with a fixed preset
+    always as the settings say."""
     log = auto()
     assert preset.every_steps(log) == 1.0
     merge(log)
     assert preset.every_steps(log) == pytest.approx(1.025)
     merge(log)
     assert preset.every_steps(log) == pytest.approx(1.025 * 1.025)
+    merge(log, staleness=1)
+    assert preset.every_steps(log) == pytest.approx(1.025 * 1.025 * 1.25)
     fixed = config.replace(log.settings, {"outer.preset": "fixed"})
     assert preset.every_steps(msgspec.structs.replace(log, settings=fixed)) == 24.0
     versions, steps = 0, 0.0
