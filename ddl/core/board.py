@@ -130,11 +130,11 @@ class Board:
         return self._membership.num_seasoned(every_steps) >= enough
 
     def _pace_step_s(self) -> float | None:
-        """Seconds of a step that rounds are paced by; None before the first round. When of none the last
+        """Seconds of a step that rounds are paced by; None before the first version. When of none the last
         hand-in was merged, what they say has to do: without a pace, work that expired for being late
         would be followed by more that is."""
         step_s = self._membership.step_s()
-        if step_s is None and self.pace.has_opened:
+        if step_s is None and self.pace.has_opened and self._log.global_version:
             return self._membership.reported_step_s()
         return step_s
 
