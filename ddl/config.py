@@ -27,6 +27,9 @@ from ddl.names import check_run_name, read_count
 
 Scalar = bool | int | float | str
 
+FLAG: Final = "flag"
+"""Origin of a setting that was given on the command line."""
+
 
 class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One table of `run.toml`."""
@@ -160,10 +163,15 @@ _TABLE_PREFIXES: Final = tuple(f"DDL_{section.upper()}_" for section in Settings
 
 
 class Loaded(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings and, for each dotted key, where its value came from."""
+    """Settings and, for each dotted key, where its value came from.
+
+    `outdone`: what the file or the environment says of settings that may change during a run and of
+    which a flag says otherwise.
+    """
 
     settings: Settings
     origins: dict[str, str]
+    outdone: dict[str, Scalar] = {}
 
 
 def load(
@@ -188,11 +196,12 @@ def load(
         reading.take_tables(_read_toml(file), str(file))
     for variable, text in (environment or {}).items():
         reading.take_variable(variable, text)
+    without_flags = {section: dict(table) for section, table in reading.values.items()}
     for key, text in (flags or {}).items():
         if key.startswith(ARGUMENT):
-            reading.take_argument(key.removeprefix(ARGUMENT), text, "flag")
+            reading.take_argument(key.removeprefix(ARGUMENT), text, FLAG)
         else:
-            reading.take_text(key, text, "flag")
+            reading.take_text(key, text, FLAG)
     reading.take_implied()
     settings = reading.settings()
     if settings.outer.preset == "auto":
@@ -201,7 +210,13 @@ def load(
         )
     if settings.adopt.mode != "blend":
         reading.refuse_given(("adopt.alpha",), "for blending", 'set adopt.mode = "blend"')
-    return Loaded(settings=settings, origins=reading.origins)
+    outdone = {
+        f"{section}.{name}": value
+        for section, table in without_flags.items()
+        for name, value in table.items()
+        if section in LIVE and value != getattr(getattr(settings, section), name)
+    }
+    return Loaded(settings=settings, origins=reading.origins, outdone=outdone)
 
 
 @cache

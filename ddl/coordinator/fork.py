@@ -110,7 +110,9 @@ def _settings(settings: Settings, name: str, changes: Mapping[str, Scalar]) -> S
             reason = "a fork lies in the store of its run, and Redis is no part of it"
         if reason:
             raise ConfigError(f"{key} cannot change in a fork: {reason}")
-    return config.replace(settings, {**config.by_hand(changes), "run.name": name}, where="flag")
+    return config.replace(
+        settings, {**config.by_hand(changes), "run.name": name}, where=config.FLAG
+    )
 
 
 def _copy_fragments(

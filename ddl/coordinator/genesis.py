@@ -18,7 +18,7 @@ from ddl import __version__
 from ddl.codec.digest import sha256
 from ddl.codec.dtypes import CODES, torch_dtype
 from ddl.codec.frozen import encode_frozen
-from ddl.config import Settings
+from ddl.config import Scalar, Settings
 from ddl.coordinator.initial import load_initial
 from ddl.coordinator.payloads import Payloads
 from ddl.errors import StoreError, TaskError
@@ -72,13 +72,21 @@ def draft(settings: Settings, *, task_file: Path, init: Path | None) -> Draft:
     return Draft(description, layout, values, task_digest(task_file))
 
 
-def create(store: Store, settings: Settings, drafted: Draft, *, now: float) -> RunRecord | None:
+def create(
+    store: Store,
+    settings: Settings,
+    drafted: Draft,
+    *,
+    now: float,
+    outdone: Mapping[str, Scalar] | None = None,
+) -> RunRecord | None:
     """Create the run; None if another coordinator was first.
 
     What was put before a failure is removed again.
 
     Args:
         now: Redis server time.
+        outdone: see `RunRecord`.
     Raises: StoreError.
     """
     description, layout, values, digest = drafted
@@ -107,6 +115,7 @@ def create(store: Store, settings: Settings, drafted: Draft, *, now: float) -> R
         task_digest=digest,
         fragments=fragments,
         frozen=frozen,
+        outdone=dict(outdone or {}),
     )
     return run if store.put(keys.run_record, canonical(run), mode="create") else None
 

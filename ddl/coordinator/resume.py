@@ -9,7 +9,7 @@ from typing import Final
 import msgspec
 
 from ddl import config
-from ddl.config import FIXED, LIVE, Loaded, Scalar, Settings
+from ddl.config import FIXED, FLAG, LIVE, Loaded, Scalar, Settings
 from ddl.coordinator.genesis import build_model
 from ddl.core.log import LogState
 from ddl.errors import ConfigError, RefusedError
@@ -72,22 +72,30 @@ def check_run(run: RunRecord, loaded: Loaded, task_file: Path, journal: Journal)
 def live_changes(log: LogState, loaded: Loaded) -> dict[str, Scalar]:
     """Settings that were given, may change during a run, and are not those in force.
 
-    One that a person has changed during the run since it was given so (`ddl set`) is not among them:
-    a coordinator that is started again undoes no orders.
+    One that a person has changed since it was given so, by `ddl set` or by a flag of an earlier start,
+    is not among them: a coordinator that is started again undoes no orders.
     """
-    return {key: value for key, value in _differing(log, loaded) if not _is_old(log, key, value)}
+    return {
+        key: value
+        for key, value in _differing(log, loaded)
+        if not _is_old(log, key, value, loaded.origins[key])
+    }
 
 
 def standing_orders(log: LogState, loaded: Loaded) -> str:
-    """What people have ordered, where what was given says what was before, in one sentence; empty if
-    there is nothing of the kind. One order may have changed several settings."""
-    old = [(key, value) for key, value in _differing(log, loaded) if _is_old(log, key, value)]
+    """What people have ordered, where what was given says what that replaced, in one sentence; empty
+    if there is nothing of the kind. One order may have changed several settings."""
+    old = [
+        (key, value)
+        for key, value in _differing(log, loaded)
+        if _is_old(log, key, value, loaded.origins[key])
+    ]
     if not old:
         return ""
     now = ", ".join(f"{key} = {config.get(log.settings, key)}" for key, _ in old)
     before = ", ".join(f"{key} = {value}" for key, value in old)
     stand, are = ("stands, as it was", "is") if len(old) == 1 else ("stand, as they were", "are")
-    return f"{now} {stand} set during the run; {before} {are} from before that"
+    return f"{now} {stand} ordered (by `ddl set` or --set); {before} {are} from before that"
 
 
 def _differing(log: LogState, loaded: Loaded) -> Iterator[tuple[str, Scalar]]:
@@ -97,8 +105,10 @@ def _differing(log: LogState, loaded: Loaded) -> Iterator[tuple[str, Scalar]]:
             yield key, value
 
 
-def _is_old(log: LogState, key: str, value: Scalar) -> bool:
-    return key in log.ordered and log.ordered[key] == value
+def _is_old(log: LogState, key: str, value: Scalar, origin: str) -> bool:
+    if key in log.ordered and log.ordered[key] == value:
+        return True
+    return origin != FLAG and key in log.outdone and log.outdone[key] == value
 
 
 def _given(loaded: Loaded, sections: tuple[str, ...]) -> list[tuple[str, str]]:

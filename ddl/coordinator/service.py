@@ -91,6 +91,7 @@ class Service:
         inbox: where the lease keeper reports its loss.
         keeper: started.
         changes: settings to be changed first of all, by a record of their own.
+        outdone: of these, what a file says of those that flags have given.
         find: whether to look for contributions in the store, since Redis knew none.
     """
 
@@ -108,6 +109,7 @@ class Service:
         clock: Clock,
         server_clock: ServerClock,
         changes: dict[str, Scalar],
+        outdone: dict[str, Scalar],
         find: bool,
     ) -> None:
         self._run = run
@@ -121,6 +123,7 @@ class Service:
         self._clock = clock
         self._server_clock = server_clock
         self._changes = changes
+        self._outdone = {key: value for key, value in outdone.items() if key in changes}
         self._find = find
         self._history = History(store, run.name)
         self._syncer = Syncer(store, run, clock)
@@ -212,8 +215,9 @@ class Service:
                 id=f"start-{self._machine.holder}",
                 kind="set",
                 who=START,
-                why="the settings it was started with",
+                why="as its run.toml and flags say",
                 changes=self._changes,
+                outdone=self._outdone,
             )
         )
 

@@ -183,6 +183,7 @@ class Coordinator:
                 clock=self._clock,
                 server_clock=self._server_clock,
                 changes={} if is_over else resume.live_changes(log, self._options.loaded),
+                outdone=self._options.loaded.outdone,
                 find=self._entry() is None,
             )
             on_ready(service)
@@ -336,6 +337,7 @@ class Coordinator:
 
     def _create(self, drafted: genesis.Draft) -> None:
         now = self._server_clock.now()
-        run = genesis.create(self._store, self._settings, drafted, now=now)
+        outdone = self._options.loaded.outdone
+        run = genesis.create(self._store, self._settings, drafted, now=now, outdone=outdone)
         if run is not None:  # else a coordinator on another Redis was faster: its run is the run
             self._journal.tell("run.created", f"{run.name} in {self._store.url}")

@@ -107,7 +107,9 @@ class LogState(msgspec.Struct, kw_only=True):
         pace_steps: steps from one version of a fragment to its next that the run has come to: from 1 up
             to H. Only `outer.preset = "auto"` goes by it (see `ddl.core.preset`).
         ordered: settings that a person has changed during the run, with the value before: who starts
-            a coordinator with that value still in a file does not mean to undo the order.
+            a coordinator with that value does not mean to undo the order.
+        outdone: settings that a start was given by flags, with what its file said: who starts a
+            coordinator without these flags does not mean to undo them.
     """
 
     schema: int = wire.SCHEMA
@@ -139,6 +141,7 @@ class LogState(msgspec.Struct, kw_only=True):
     version_at: float = 0.0
     pace_steps: float = 1.0
     ordered: dict[str, Scalar] = {}
+    outdone: dict[str, Scalar] = {}
 
     @classmethod
     def genesis(cls, run: RunRecord, digest: str | None = None) -> LogState:
@@ -161,6 +164,7 @@ class LogState(msgspec.Struct, kw_only=True):
             committed_at=run.created_at,
             version_at=run.created_at,
             state_at=run.created_at,
+            outdone=dict(run.outdone),
         )
 
     # ---- reading ----------------------------------------------------------------------------
@@ -322,6 +326,8 @@ class LogState(msgspec.Struct, kw_only=True):
         before = {key: config.get(self.settings, key) for key in record.changes}
         if record.who == START:
             self.ordered = {k: v for k, v in self.ordered.items() if k not in before}
+            kept = {k: v for k, v in self.outdone.items() if k not in before}
+            self.outdone = kept | record.outdone
         else:
             self.ordered = before | self.ordered
 

@@ -116,7 +116,7 @@ def decide(request: Request, *, log: LogState, membership: Membership) -> Decisi
                     f'{theirs[0]} is chosen by outer.preset = "auto"; to choose it yourself, '
                     "set outer.preset=fixed along with it"
                 )
-            return Entry("settings", {"changes": request.changes})
+            return Entry("settings", {"changes": request.changes, "outdone": request.outdone})
         case "rollback":
             problem = no_way_back(request.version, log)
             return Refusal(problem) if problem else Return(request.version)

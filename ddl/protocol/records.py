@@ -104,6 +104,7 @@ class RunRecord(Record, frozen=True, kw_only=True):
     """`run.json`, record 0 of the log: all that is fixed at genesis.
 
     `fragments[p]` is version 0 of fragment p. `frozen` holds the parameters that are not trained.
+    `outdone`: what `run.toml` said of settings that were given by flags instead.
     """
 
     schema: int = SCHEMA
@@ -116,6 +117,7 @@ class RunRecord(Record, frozen=True, kw_only=True):
     task_digest: str
     fragments: tuple[ObjectRef, ...]
     frozen: ObjectRef | None = None
+    outdone: dict[str, Scalar] = {}
 
 
 class Removal(Record, frozen=True, kw_only=True):
@@ -267,7 +269,7 @@ class LogRecord(Record, frozen=True, kw_only=True):
     are those **after** this record. `launch` is the launch number of the round that a `step` closed.
     `back_to` is the global version whose model a `rollback` takes up again. `barred` names learners
     that were kicked, with the reason; an empty reason lets one in again. `request` is the id of the
-    request that this record answers.
+    request that this record answers. `outdone` is as in `RunRecord`, of the settings of a start.
     """
 
     schema: int = SCHEMA
@@ -295,6 +297,7 @@ class LogRecord(Record, frozen=True, kw_only=True):
     back_to: int | None = None
     barred: dict[str, str] = {}
     changes: dict[str, Scalar] = {}
+    outdone: dict[str, Scalar] = {}
     who: str = ""
     why: str = ""
     request: str = ""
@@ -520,6 +523,7 @@ class Request(Record, frozen=True, kw_only=True):
     learner: str = ""
     version: int = 0
     changes: dict[str, Scalar] = {}
+    outdone: dict[str, Scalar] = {}
 
 
 class BeatReply(Record, frozen=True, kw_only=True):

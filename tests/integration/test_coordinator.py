@@ -620,6 +620,20 @@ def test_a_stopped_run_goes_on_with_a_larger_budget(
     assert folded(store).global_version == 8
 
 
+def test_a_start_without_the_flags_of_the_first_one_undoes_them_not(
+    tmp_path: Path, store: LocalStore, redis_url: str
+) -> None:
+    """The run was created with a larger budget than its file says; who takes it up by the file alone
+    keeps to that, and says so."""
+    toml = write_run(tmp_path, redis_url=redis_url, stop={"commits": 6})
+    with running(options(toml, stop__commits="8")):
+        pass
+    with running(options(toml)) as again:
+        assert folded(store).settings.stop.commits == 8
+    assert "stop.commits = 8 stands, as it was ordered" in again.log.getvalue()
+    assert folded(store).seq == 0
+
+
 def test_a_request_to_stop_ends_the_run_and_a_start_takes_it_up(
     toml: Path, store: LocalStore, join: Join, redis_url: str
 ) -> None:

@@ -72,7 +72,9 @@ def test_live_settings_that_differ_become_changes(run: RunRecord, toml: Path) ->
     assert live_changes(log, loaded) == {}
 
 
-def change(log: LogState, who: str, changes: dict[str, Scalar]) -> None:
+def change(
+    log: LogState, who: str, changes: dict[str, Scalar], outdone: dict[str, Scalar] | None = None
+) -> None:
     """A settings record."""
     record = log.next_record(
         "settings",
@@ -82,6 +84,7 @@ def change(log: LogState, who: str, changes: dict[str, Scalar]) -> None:
         ddl_version="0",
         who=who,
         changes=changes,
+        outdone=outdone or {},
     )
     log.apply(record, digest(canonical(record)))
 
@@ -97,7 +100,7 @@ def test_a_start_undoes_no_order_that_came_after_what_it_says(run: RunRecord, to
     change(log, "ann@host", {"round.quorum": 6})
     assert live_changes(log, as_it_was) == {}
     assert standing_orders(log, as_it_was) == (
-        "round.quorum = 6 stands, as it was set during the run; round.quorum = 2 is from before that"
+        "round.quorum = 6 stands, as it was ordered (by `ddl set` or --set); round.quorum = 2 is from before that"
     )
     restored = parse(canonical(log), LogState, what="checkpoint")
     assert live_changes(restored, as_it_was) == {}
@@ -108,6 +111,36 @@ def test_a_start_undoes_no_order_that_came_after_what_it_says(run: RunRecord, to
     assert live_changes(log, as_it_was) == {"round.quorum": 2}
 
 
+@pytest.mark.parametrize("at_genesis", [True, False], ids=["created", "taken up"])
+def test_a_start_undoes_no_flag_of_an_earlier_one(
+    run: RunRecord, tmp_path: Path, at_genesis: bool
+) -> None:
+    """A standby without the --set of the coordinator that it replaces: what their file says was outdone
+    already, and that is told. A flag of its own is meant, and so is a file that has been edited."""
+    toml = write_run(tmp_path, redis_url="redis://host/0", stop={"commits": 6})
+    first = config.load(toml, flags={"stop.commits": "9", "redis.url": "redis://:secret@host/0"})
+    assert first.outdone == {"stop.commits": 6}
+    if at_genesis:
+        settings = config.replace(run.settings, {"stop.commits": 9})
+        log = LogState.genesis(
+            msgspec.structs.replace(run, settings=settings, outdone=first.outdone)
+        )
+    else:
+        log = LogState.genesis(run)
+        change(log, START, live_changes(log, first), first.outdone)
+    log = parse(canonical(log), LogState, what="checkpoint")
+    standby = config.load(toml)
+    assert live_changes(log, standby) == {}
+    assert standing_orders(log, standby).startswith("stop.commits = 9 stands, as it was ordered")
+    assert live_changes(log, config.load(toml, flags={"stop.commits": "6"})) == {"stop.commits": 6}
+    change(log, "ann@host", {"stop.commits": 12})
+    assert live_changes(log, standby) == live_changes(log, first) == {}
+    edited = config.load(write_run(tmp_path, redis_url="redis://host/0", stop={"commits": 7}))
+    assert live_changes(log, edited) == {"stop.commits": 7}
+    change(log, START, {"stop.commits": 7})
+    assert live_changes(log, standby) == {"stop.commits": 6}
+
+
 def test_orders_that_stand_are_told_together(run: RunRecord, toml: Path) -> None:
     """One start says it once, however many settings there are."""
     log = LogState.genesis(run)
@@ -116,7 +149,7 @@ def test_orders_that_stand_are_told_together(run: RunRecord, toml: Path) -> None
     change(log, "ann@host", {"round.quorum": 5})
     change(log, "bob@host", {"round.deadline_s": 90.0})
     assert standing_orders(log, loaded) == (
-        "round.quorum = 5, round.deadline_s = 90.0 stand, as they were set during the run; "
+        "round.quorum = 5, round.deadline_s = 90.0 stand, as they were ordered (by `ddl set` or --set); "
         "round.quorum = 2, round.deadline_s = 60.0 are from before that"
     )
 
