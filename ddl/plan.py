@@ -12,7 +12,7 @@ makes its rounds wider here.
 from __future__ import annotations
 
 import math
-from typing import Final
+from typing import Final, Literal, NamedTuple
 
 from ddl.config import Settings
 from ddl.core import preset
@@ -77,8 +77,8 @@ class Traffic(Record, frozen=True, kw_only=True):
 class HandIn(Record, frozen=True, kw_only=True):
     """From the snapshot of the largest fragment to its adoption, one thing after the other.
 
-    `fits`: within tau steps. `keeps_up`: neither direction of the learner's link takes longer for a
-    fragment than the time until the next one is due; else rounds come less often than H asks for.
+    `fits`: within tau steps. `keeps_up`: no link is too slow for the rounds that H asks for (see
+    Pace).
     """
 
     encode_s: float
@@ -91,6 +91,36 @@ class HandIn(Record, frozen=True, kw_only=True):
     steps: float
     fits: bool
     keeps_up: bool
+
+
+Link = Literal["learner_up", "learner_down", "coordinator_down", "coordinator_up"]
+
+
+class SlowLink(Record, frozen=True, kw_only=True):
+    """One that takes longer for a round than the time until the next one is due.
+
+    `round_s`: what it takes; for `coordinator_up` with the merge, which a coordinator does not do
+    meanwhile. `needed_bytes_per_s`: at which it would keep up; 0 if merging alone takes too long.
+    """
+
+    link: Link
+    round_s: float
+    needed_bytes_per_s: float
+
+
+class Pace(Record, frozen=True, kw_only=True):
+    """How often rounds will come, for what links bear; `Plan.round_every_s` is what H asks for.
+
+    `most_s` with a contribution of every learner in each, and each version taken over by all. Where
+    it cannot have all in time a coordinator goes on with those that it has, and a learner passes a
+    version over if there is a newer one: rounds may then come as often as `least_s`, with a quorum.
+    `every_steps`: the smallest H that all links bear. `slow`: the slowest one first.
+    """
+
+    least_s: float
+    most_s: float
+    every_steps: int
+    slow: tuple[SlowLink, ...]
 
 
 class Utilisation(Record, frozen=True, kw_only=True):
@@ -140,6 +170,7 @@ class Plan(Record, frozen=True, kw_only=True):
     up: str
     down: str
     round_every_s: float
+    pace: Pace
     traffic: Traffic
     hand_in: HandIn
     utilisation: tuple[Utilisation, ...]
@@ -176,6 +207,19 @@ def bandwidth_for(
     return exchange_bytes * exchanges_per_step / ((hidden_steps + waiting_steps) * step_s)
 
 
+class _LinkWork(NamedTuple):
+    """Bytes that a link carries in a round, and what must be done before they can be sent."""
+
+    link: Link
+    num_bytes: int
+    bytes_per_s: float
+    before_s: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        return self.before_s + self.num_bytes / self.bytes_per_s
+
+
 class _Planner:
     def __init__(self, situation: Situation) -> None:
         self._given = situation
@@ -199,6 +243,7 @@ class _Planner:
             up=settings.codec.up,
             down=settings.codec.down,
             round_every_s=self._round_every_s,
+            pace=self._pace(),
             traffic=self._traffic(),
             hand_in=self._hand_in(),
             utilisation=tuple(map(self._utilisation, UTILISATIONS)),
@@ -248,6 +293,43 @@ class _Planner:
             coordinator_up_bytes_per_s=published / self._round_every_s,
         )
 
+    def _pace(self) -> Pace:
+        room_s = self._round_every_s
+        of_all = self._link_work(self._given.learners)
+        of_quorum = self._link_work(min(self._settings.round.quorum, self._given.learners))
+        most_s = max(room_s, *(work.seconds for work in of_all))
+        unavoidable = (work.seconds for work in of_quorum if work.link != "learner_down")
+        slow = [
+            SlowLink(
+                link=work.link,
+                round_s=work.seconds,
+                needed_bytes_per_s=work.num_bytes / (room_s - work.before_s)
+                if work.before_s < room_s
+                else 0.0,
+            )
+            for work in of_all
+            if work.seconds > room_s
+        ]
+        return Pace(
+            least_s=max(room_s, *unavoidable),
+            most_s=most_s,
+            every_steps=math.ceil(self._settings.round.every_steps * most_s / room_s),
+            slow=tuple(sorted(slow, key=lambda link: -link.round_s)),
+        )
+
+    def _link_work(self, contributions: int) -> tuple[_LinkWork, ...]:
+        """Of each link, for a round of a fragment of mean size with so many contributions."""
+        given, up = self._given, self._up(self._mean)
+        merge_s = contributions * self._mean / MERGE_ELEMENTS_PER_S
+        fetched, published = contributions * up, self._version(self._mean)
+        coordinator = given.coordinator_bytes_per_s
+        return (
+            _LinkWork("learner_up", up, given.up_bytes_per_s),
+            _LinkWork("learner_down", self._down(self._mean), given.down_bytes_per_s),
+            _LinkWork("coordinator_down", fetched, coordinator),
+            _LinkWork("coordinator_up", published, coordinator, before_s=merge_s),
+        )
+
     def _hand_in(self) -> HandIn:
         given, size = self._given, self._largest
         seconds = {
@@ -259,13 +341,12 @@ class _Planner:
             "down_s": self._down(size) / given.down_bytes_per_s,
         }
         steps = sum(seconds.values()) / given.step_s
-        slowest = max(seconds["up_s"], seconds["down_s"])
         return HandIn(
             **seconds,
             total_s=sum(seconds.values()),
             steps=steps,
             fits=steps <= self._settings.round.overlap_steps,
-            keeps_up=slowest <= self._round_every_s,
+            keeps_up=not self._pace().slow,
         )
 
     def _utilisation(self, share: float) -> Utilisation:

@@ -32,13 +32,28 @@ def test_people_are_told_whether_it_fits() -> None:
     assert slow.stdout.startswith("1.3G parameters in 24 fragments, 8 learners")
     assert "each fragment every 24 steps, at 1.0 s a step (--step-s)\n" in slow.stdout
     assert "more often in the first 460 steps, as far as links bear it" in slow.stdout
-    assert "the link is too slow" in slow.stdout
+    assert "each learner's upload takes 17 s a round; 1.7Gbit/s would do (--up-mbit)" in slow.stdout
     fast = ddl_plan("--parameters", "10M", "--up-mbit", "1000", "--down-mbit", "1000")
     assert "within tau = 2" in fast.stdout
     steady = ddl_plan("--parameters", "10M", "--set", "outer.preset=fixed")
     assert "more often" not in steady.stdout
+    assert "TOO SLOW" not in fast.stdout
     assert "price" not in fast.stdout
     assert "price 0.46 a day" in ddl_plan("--parameters=10M", "--price-per-1000-gets=0.002").stdout
+
+
+def test_people_are_told_which_link_is_too_slow_and_what_to_change() -> None:
+    """A coordinator's of 10 Mbit/s: 8 x 21 MB to fetch and 41 MB to publish in each second's round."""
+    links = ("--up-mbit=1000", "--down-mbit=1000", "--coordinator-mbit=10")
+    told = ddl_plan("--parameters=124M", "--learners=8", *links).stdout
+    assert "rounds will come every 33 s to 2m12s, the latter with every learner in all" in told
+    assert "the coordinator's fetching of all hand-ins takes 2m12s a round; 1.3Gbit/s" in told
+    assert "(--coordinator-mbit), or codec.up = int4" in told
+    assert "the coordinator's merging and publishing takes 33 s a round; 345Mbit/s" in told
+    assert "round.every_steps = 3175 asks for no more than they bear" in told
+    assert "Bytes, with rounds as often as asked for" in told
+    borne = ddl_plan("--parameters=124M", *links, "--set=round.every_steps=3175").stdout
+    assert "TOO SLOW" not in borne
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,8 @@ from ddl.coordinator import syncer
 from ddl.plan import BASES_BYTES_MAX, UTILISATIONS, Plan, Prices, Situation, bandwidth_for, plan
 from ddl.protocol.records import TensorSpec
 from ddl.protocol.sizes import CODEC_BITS
+from ddl.simulate.protocol.sweep import simulate_runs
+from ddl.simulate.settings import Machines, Protocol, Study, Times
 
 MEGA = 10**6
 
@@ -106,6 +108,48 @@ def test_whether_a_hand_in_fits_in_tau_steps() -> None:
     assert not large.fits
     assert large.keeps_up
     assert not planned(up_bytes_per_s=1e5).hand_in.keeps_up
+
+
+def test_each_link_that_is_too_slow_is_named_with_what_would_do() -> None:
+    """A round every 6 s: 40 MB to fetch and 8 MB to publish, after a merge of 0.04 s, at 1 MB/s."""
+    pace = planned(coordinator_bytes_per_s=1e6).pace
+    assert [link.link for link in pace.slow] == ["coordinator_down", "coordinator_up"]
+    fetching, publishing = pace.slow
+    assert (fetching.round_s, publishing.round_s) == (40.0, pytest.approx(8.01))
+    assert fetching.needed_bytes_per_s == pytest.approx(40 * MEGA / 6)
+    assert publishing.needed_bytes_per_s == pytest.approx(8 * MEGA / (6 - 0.01))
+    assert (pace.least_s, pace.most_s) == (pytest.approx(8.001), 40.0)
+    assert pace.every_steps == 160
+    assert planned().pace.slow == ()
+    assert planned(step_s=1e-3).pace.slow[-1].needed_bytes_per_s == 0, "merging alone takes longer"
+
+
+@pytest.mark.parametrize("slow", ["up_mbit", "coordinator_mbit"])
+def test_rounds_come_as_often_in_simulated_runs(slow: str) -> None:
+    """4 learners, fragments of 4 MB, a round asked for every second; one link of 10 Mbit/s."""
+    links = {"up_mbit": 1e3, "down_mbit": 1e3, "coordinator_mbit": 1e4} | {slow: 10.0}
+    changes = {"fragments.num": 4, "round.every_steps": 4, "outer.preset": "fixed"}
+    settings = config.replace(Settings(), changes)
+    protocol = Protocol(parameters=4 * MEGA, horizon_s=600.0, settings=settings, **links)
+    study = Study(
+        learners=(4,),
+        seeds=1,
+        times=Times(step_s=1, down_s=0, up_s=0, restart_s=0),
+        machines=(Machines(chips=4, slice_chips=1, mtbi_s=1e15, return_scale_s=1),),
+        protocol=protocol,
+    )
+    (run,) = simulate_runs(study, {})
+    pace = plan(
+        Situation(
+            fragments=(MEGA,) * 4,
+            learners=4,
+            step_s=1.0,
+            settings=settings,
+            **{key.replace("mbit", "bytes_per_s"): mbit * 1e6 / 8 for key, mbit in links.items()},
+        )
+    ).pace
+    assert pace.least_s > 3
+    assert 0.95 * pace.least_s < run.round_every_s < 1.05 * pace.most_s
 
 
 def test_more_bandwidth_is_needed_for_a_higher_utilisation() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
@@ -13,7 +13,7 @@ from ddl import config
 from ddl.config import Loaded, Settings
 from ddl.errors import ConfigError
 from ddl.names import counted
-from ddl.plan import UTILISATIONS, Plan, Prices, Situation
+from ddl.plan import UTILISATIONS, Link, Plan, Prices, Situation, SlowLink
 from ddl.plan import plan as make_plan
 from ddl.protocol.sizes import default_num_fragments
 from ddl.protocol.wire import canonical
@@ -21,6 +21,16 @@ from ddl_cli.arguments import count, key_values
 from ddl_cli.units import short_number, short_time
 
 _LEAST = 1e-9
+_ABOUT: Final = 1.1
+"""Two times that differ by a smaller factor are told as one."""
+
+_LINKS: Final[dict[Link, tuple[str, str]]] = {
+    "learner_up": ("each learner's upload", "--up-mbit"),
+    "learner_down": ("each learner's download", "--down-mbit"),
+    "coordinator_down": ("the coordinator's fetching of all hand-ins", "--coordinator-mbit"),
+    "coordinator_up": ("the coordinator's merging and publishing", "--coordinator-mbit"),
+}
+"""What it does in a round, and the option that says how fast it is."""
 
 
 def plan(
@@ -36,25 +46,38 @@ def plan(
         Path | None,
         typer.Option(metavar="FILE", help="Build its model and count, in place of --parameters."),
     ] = None,
-    learners: Annotated[int, typer.Option(min=1, help="That train at the same time.")] = 8,
-    step_s: Annotated[float, typer.Option(min=_LEAST, help="Seconds of a learner's step.")] = 1.0,
+    learners: Annotated[
+        int, typer.Option(metavar="N", min=1, help="That train at the same time.")
+    ] = 8,
+    step_s: Annotated[
+        float, typer.Option(metavar="X", min=_LEAST, help="Seconds of a learner's step.")
+    ] = 1.0,
     up_mbit: Annotated[
-        float, typer.Option(min=_LEAST, help="Of each learner, in million bits per second.")
+        float,
+        typer.Option(metavar="X", min=_LEAST, help="Of each learner, in million bits per second."),
     ] = 100.0,
-    down_mbit: Annotated[float, typer.Option(min=_LEAST, help="The same, down.")] = 100.0,
+    down_mbit: Annotated[
+        float, typer.Option(metavar="X", min=_LEAST, help="The same, down.")
+    ] = 100.0,
     coordinator_mbit: Annotated[
-        float, typer.Option(min=_LEAST, help="Of the coordinator, in each direction.")
+        float, typer.Option(metavar="X", min=_LEAST, help="Of the coordinator, in each direction.")
     ] = 1000.0,
     changes: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Such as codec.up=int4; may be repeated."),
     ] = None,
     price_per_1000_puts: Annotated[
-        float, typer.Option(min=0.0, help="Of the object store; lists count as puts.")
+        float, typer.Option(metavar="X", min=0.0, help="Of the object store; lists count as puts.")
     ] = 0.0,
-    price_per_1000_gets: Annotated[float, typer.Option(min=0.0, help="Of the store.")] = 0.0,
-    price_per_gb_read: Annotated[float, typer.Option(min=0.0, help="Leaving the store.")] = 0.0,
-    price_per_gb_month: Annotated[float, typer.Option(min=0.0, help="Lying in it.")] = 0.0,
+    price_per_1000_gets: Annotated[
+        float, typer.Option(metavar="X", min=0.0, help="Of the store.")
+    ] = 0.0,
+    price_per_gb_read: Annotated[
+        float, typer.Option(metavar="X", min=0.0, help="Leaving the store.")
+    ] = 0.0,
+    price_per_gb_month: Annotated[
+        float, typer.Option(metavar="X", min=0.0, help="Lying in it.")
+    ] = 0.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object (Plan).")] = False,
 ) -> None:
     """Tell what a run would need: bytes, bandwidth, time, memory, requests and their price.
@@ -123,6 +146,7 @@ def _lines(made: Plan, step_s: float) -> Iterator[str]:
         f"a round every {short_time(made.round_every_s)}, each fragment every {made.every_steps} steps, "
         f"at {short_time(step_s)} a step (--step-s)"
     )
+    yield from _slowness(made)
     if made.early_steps:
         yield (
             f"more often in the first {made.early_steps} steps, as far as links bear it "
@@ -130,7 +154,7 @@ def _lines(made: Plan, step_s: float) -> Iterator[str]:
         )
     yield ""
     yield from _table(
-        "Bytes",
+        "Bytes, with rounds as often as asked for" if made.pace.slow else "Bytes",
         ("up, each hand-in", _size(traffic.up_bytes)),
         ("down, each version", _size(traffic.down_bytes)),
         ("each learner", f"{_size(traffic.learner_bytes_per_day)} a day"),
@@ -187,9 +211,36 @@ def _table(title: str, *rows: tuple[str, str]) -> Iterator[str]:
         yield f"  {name:<24}{value}"
 
 
+def _slowness(made: Plan) -> Iterator[str]:
+    """Which links are too slow, how often rounds will come then, and what to change."""
+    pace = made.pace
+    if not pace.slow:
+        return
+    often = f"every {short_time(pace.most_s)}"
+    if pace.least_s < pace.most_s / _ABOUT:
+        often = (
+            f"every {short_time(pace.least_s)} to {short_time(pace.most_s)}, the latter with every "
+            "learner in all of them"
+        )
+    yield f"LINKS ARE TOO SLOW for that: rounds will come {often}"
+    for slow in pace.slow:
+        what, option = _LINKS[slow.link]
+        yield f"  {what} takes {short_time(slow.round_s)} a round; {_cure(made, slow, option)}"
+    yield f"  round.every_steps = {pace.every_steps} asks for no more than they bear"
+
+
+def _cure(made: Plan, slow: SlowLink, option: str) -> str:
+    if not slow.needed_bytes_per_s:
+        return "no link is fast enough, for merging alone takes too long"
+    fast = f"{_rate(slow.needed_bytes_per_s)} would do ({option})"
+    if slow.link in ("learner_up", "coordinator_down") and made.up != "int4":
+        return f"{fast}, or codec.up = int4"
+    if slow.link == "learner_down" and made.down != "int4-step":
+        return f"{fast}, or codec.down = int4-step"
+    return fast
+
+
 def _verdict(made: Plan) -> str:
-    if not made.hand_in.keeps_up:
-        return "the link is too slow: rounds will come less often"
     if made.hand_in.fits:
         return f"within tau = {made.overlap_steps}"
     return f"more than tau = {made.overlap_steps}: hand-ins come late and are carried"

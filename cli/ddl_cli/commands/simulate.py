@@ -51,7 +51,7 @@ def simulate(
     ] = None,
     learners: Annotated[
         list[int] | None,
-        typer.Option(min=1, help="So many in decoupled training; may be repeated."),
+        typer.Option(metavar="N", min=1, help="So many in decoupled training; may be repeated."),
     ] = None,
     chips: Annotated[
         list[str] | None,
