@@ -16,7 +16,7 @@ import msgspec
 
 from ddl.clock import Clock
 from ddl.core.tenure import Tenure
-from ddl.errors import LeaseLostError, RefusedError, RegistryError, StoreError
+from ddl.errors import LeaseLostError, RegistryError, StoreError
 from ddl.journal import Journal
 from ddl.places import is_provably_gone
 from ddl.protocol.records import Fact, Lease, LogRecord
@@ -45,7 +45,7 @@ def take(
 
     A holder that died without a word is so replaced within one `ttl_s`, or at once if it ran on this
     machine; one that lives shows it within a third of its own.
-    Raises: RefusedError naming the living holder; RegistryError.
+    Raises: LeaseLostError naming the living holder; RegistryError.
     """
     first = reply = registry.take_lease(wanted, ttl_s=ttl_s, min_epoch=min_epoch)
     holder = first.lease
@@ -57,9 +57,9 @@ def take(
     while not reply.held:
         unrenewed_s = first.left_s - (clock.monotonic() - first_at)
         if reply.lease != first.lease or reply.left_s > unrenewed_s + _LOOK_S:
-            raise RefusedError(
+            raise LeaseLostError(
                 f"another coordinator holds the run: {_name(reply)}",
-                hint="Stop that one first, or leave the run to it",
+                hint="Leave the run to it; with --standby this one waits, and takes over when it is gone",
             )
         journal.on_change(
             "lease",

@@ -515,9 +515,7 @@ def test_a_second_coordinator_is_refused_and_names_the_first(toml: Path) -> None
     """T31: whoever lives shows it within a third of its lease."""
     with running(options(toml)) as first:
         second = Running(options(toml))
-        with pytest.raises(
-            RefusedError, match=r"another coordinator holds the run: .* process \d+"
-        ):
+        with pytest.raises(LeaseLostError, match=r"holds the run: .* process \d+.*--standby"):
             second.wait()
         assert first.error is None
 

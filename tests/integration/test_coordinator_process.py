@@ -108,11 +108,11 @@ def test_a_killed_coordinator_is_started_again_and_goes_on(
 def test_two_starts_at_once_leave_one_coordinator(
     toml: Path, store: LocalStore, redis_url: str, processes: Processes
 ) -> None:
-    """The other ends with 4 and names the one that serves."""
+    """The other ends with 5 and names the one that serves."""
     both = [processes.start(toml), processes.start(toml)]
     loser = eventually(lambda: next((p for p in both if p.poll() is not None), None), within_s=40)
     winner = both[1 - both.index(loser)]
-    assert loser.returncode == 4
+    assert loser.returncode == 5
     said = processes.log(both.index(loser)).read_text()
     assert f"process {winner.pid}" in said
     assert "Traceback" not in said
