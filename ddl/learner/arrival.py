@@ -1,5 +1,5 @@
-"""Finding the run to join, also one that is only about to be started: whoever starts coordinator and
-learners by one script need not put them in order."""
+"""Finding the run to join, also one that is only about to be started: whoever starts Redis, coordinator
+and learners by one script need not put them in order."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from difflib import SequenceMatcher
 from typing import Final
 
 from ddl.clock import Clock
-from ddl.errors import DdlError, UnknownRunError
+from ddl.errors import DdlError, RegistryError, UnknownRunError
 from ddl.journal import Journal
 from ddl.protocol.address import safe_url
 from ddl.protocol.records import RunEntry
@@ -34,25 +34,36 @@ def await_run(
 
     Args:
         redis_url: what `registry` speaks to.
-    Raises: UnknownRunError after `wait_s`, which names the runs that are there; RegistryError.
+    Raises: UnknownRunError after `wait_s`, which names the runs that are there; RegistryError, if it
+        will not pass or is still so after `wait_s`.
     """
     deadline = clock.monotonic() + wait_s
-    entry, where = registry.read_entry(), safe_url(redis_url)
-    if entry is None and wait_s > 0:
-        journal.tell(
-            "run.awaited",
-            f"waiting for run {run!r} at {where} to be started, for up to {wait_s:g} s; "
-            f"{_others(redis_url, run)}",
-        )
-    while entry is None and clock.monotonic() < deadline:
+    where = safe_url(redis_url)
+    awaited = ""
+    while True:
+        problem: RegistryError | None = None
+        try:
+            entry = registry.read_entry()
+        except RegistryError as error:
+            if not error.retryable:
+                raise
+            entry, problem = None, error
+        if entry is not None:
+            return entry
+        if clock.monotonic() >= deadline:
+            raise problem or UnknownRunError(
+                f"Redis at {where} does not know the run {run!r}; {_others(redis_url, run)}",
+                hint="Start its coordinator: ddl coordinator start RUN.toml",
+            )
+        awaiting = "Redis" if problem else "the run"
+        if awaiting != awaited:
+            awaited = awaiting
+            journal.tell(
+                "run.awaited",
+                f"waiting for run {run!r} at {where} to be started, for up to {wait_s:g} s; "
+                f"{problem or _others(redis_url, run)}",
+            )
         time.sleep(LOOK_S)
-        entry = registry.read_entry()
-    if entry is None:
-        raise UnknownRunError(
-            f"Redis at {where} does not know the run {run!r}; {_others(redis_url, run)}",
-            hint="Start its coordinator: ddl coordinator start RUN.toml",
-        )
-    return entry
 
 
 def _others(redis_url: str, run: str) -> str:

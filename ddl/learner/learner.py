@@ -126,7 +126,7 @@ class Learner:
             id: this learner's id; by default made from the host's name and a random part.
             store: where this machine reaches the store, if not where the run says.
             takeover: replace a living process of the same id.
-            wait_s: how long to wait for a run that is not started yet.
+            wait_s: how long to wait for a run, or its Redis, that is not started yet.
         Raises:
             UnknownRunError: nobody started it meanwhile.
             RefusedError: another model than the run's, or the id is taken; RunOverError: it has come

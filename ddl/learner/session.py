@@ -76,7 +76,7 @@ class JoinOptions:
         up_mbit, down_mbit: caps on this process's transfers, in million bits per second.
         spool: folder for contributions on their way; by default `DDL_SPOOL` or the state folder.
         device: shown to people.
-        wait_s: how long to wait for a run that Redis does not know (yet).
+        wait_s: how long to wait for a run that Redis does not know (yet), or for a Redis that is away.
         journal: where to say what happens; by default stderr.
     """
 
@@ -127,7 +127,7 @@ class Session:
         if not self.store.put(self.keys.join(self.learner, self.incarnation), body, mode="create"):
             raise RefusedError(
                 f"learner {self.learner!r} was started by another process at the same time",
-                hint="Use another --id, or start again",
+                hint="Use another id, or start again",
             )
         self.check_id(enter=True)
         self.entered = True
@@ -164,7 +164,8 @@ class Session:
         if joined.refused:
             raise RefusedError(
                 joined.refused,
-                hint=f"Use another --id, wait {gone_s:g} s after it has ended, or give --takeover",
+                hint=f"Use another id (--id; in Python id=...), wait {gone_s:g} s after it has ended, or "
+                "take its place (--takeover; in Python takeover=True)",
             )
         self.server.observe(joined.now)
         self.record = msgspec.structs.replace(self.record, started_at=joined.now)
@@ -224,7 +225,7 @@ def find_run(options: JoinOptions, *, clock: Clock | None = None) -> Session:
     Raises:
         AddressError, ConfigError: an address, id or spool folder that cannot be used.
         UnknownRunError: Redis does not know the run, even after `wait_s`.
-        RegistryError: Redis cannot be reached.
+        RegistryError: Redis cannot be reached, even after `wait_s`.
         StoreError: the store cannot be used from here.
         RunOverError: the run has come to its end.
         RefusedError: another living process has this id.
@@ -303,7 +304,8 @@ def _where(options: JoinOptions) -> tuple[str, str]:
     if address.run is None or redis_url is None:
         raise AddressError(
             f"{options.address!r} does not say where Redis is",
-            hint="Join by redis://HOST:PORT/DB?run=NAME, or give --redis or DDL_REDIS",
+            hint="Join by redis://HOST:PORT/DB?run=NAME, or name it in DDL_REDIS (a command also: "
+            "--redis)",
         )
     return address.run, redis_url
 

@@ -285,6 +285,15 @@ def test_a_learner_waits_for_its_run_and_names_those_that_are_there(
     assert setting.left() == before
 
 
+def test_a_learner_waits_for_redis_as_well(setting: Setting, ddl: Ddl) -> None:
+    """Nobody listens on port 1: it says so, waits for as long as it was told, and blames Redis."""
+    address, task = f"redis://127.0.0.1:1/0?run={RUN}", f"{setting.folder}/task.py"
+    told = ddl("learner", "join", address, "--task", task, "--wait", "0.4")
+    assert told.code == 3, told
+    assert f"waiting for run '{RUN}' at redis://127.0.0.1:1/0 to be started" in told.err
+    assert "registry-unavailable: Redis at redis://127.0.0.1:1/0 cannot be reached" in told.err
+
+
 def test_a_learner_without_a_spool_was_never_there(
     setting: Setting, ddl: Ddl, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -305,6 +314,8 @@ def test_an_id_that_is_alive_costs_its_holder_nothing(setting: Setting, ddl: Ddl
         task = f"{setting.folder}/task.py"
         told = ddl(*setting.arguments("learner join {run} --id x --task"), task)
         assert (told.code, "learner 'x' is alive" in told.err) == (4, True), told
+        assert "(--id; in Python id=...)" in told.err
+        assert "(--takeover; in Python takeover=True)" in told.err
         assert setting.left() == before
         assert holder.spool.folder.is_dir()
 

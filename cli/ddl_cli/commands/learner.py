@@ -77,7 +77,11 @@ def join(
     ] = None,
     wait: Annotated[
         float,
-        typer.Option(metavar="S", min=0, help="Seconds to wait for a run that is not started yet."),
+        typer.Option(
+            metavar="S",
+            min=0,
+            help="Seconds to wait for a run, or its Redis, that is not started yet.",
+        ),
     ] = JOIN_WAIT_S,
     takeover: Annotated[
         bool, typer.Option("--takeover", help="Replace a living process of the same id.")
@@ -94,7 +98,7 @@ def join(
 ) -> None:
     """Join a run as a learner, and train until it ends.
 
-    It may be started before the run's coordinator, and waits for it then (--wait).
+    It may be started before Redis and the run's coordinator, and waits for them then (--wait).
     Ctrl-C leaves at once; SIGTERM hands in what is done and leaves (exit code 75).
     """
     args = {k: scalar(v) for k, v in key_values(arg or [], option="--arg").items()}
