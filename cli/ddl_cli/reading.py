@@ -11,7 +11,7 @@ import msgspec
 
 from ddl.core.facts import by_time
 from ddl.core.snapshot import snapshot, snapshot_of_log
-from ddl.errors import RegistryError, UnknownRunError
+from ddl.errors import ConfigError, RegistryError, UnknownRunError
 from ddl.protocol.address import safe_url
 from ddl.protocol.records import Fact, RunSnapshot
 from ddl_cli.exits import Exit
@@ -99,25 +99,38 @@ def typeable(shown: RunSnapshot, place: Place) -> RunSnapshot:
 def first_look(place: Place, read: Read) -> tuple[RunSnapshot, Exit]:
     """The run as Redis shows it, else as the store does.
 
-    Raises: the RegistryError, or UnknownRunError, if no store is named.
+    Raises: the RegistryError, if no store tells of the run either; UnknownRunError, AddressError,
+    StoreError.
     """
     where = safe_url(place.redis_url) if place.redis_url else ""
-    code, reason = Exit.OK, f"{where} does not know this run" if where else ""
+    silent: RegistryError | None = None
     try:
         found = read()
     except RegistryError as error:
-        if place.store_url is None:
-            raise
-        found, code, reason = None, Exit.UNREACHABLE, str(error)
+        found, silent = None, error
     if found is not None:
         return found, Exit.OK
     if place.store_url is None:
-        raise UnknownRunError(
+        raise silent or UnknownRunError(
             f"Redis at {where} does not know the run {place.run!r}",
             hint=f"`ddl runs --redis {where}` lists those it knows; with --store the log in the store "
             "can be read",
         )
-    return _from_store(place, reason), code
+    reason = str(silent) if silent else f"{where} does not know this run" if where else ""
+    try:
+        found = _from_store(place, reason)
+    except ConfigError as nothing:  # no such run, or no such store
+        if silent:
+            raise silent from nothing
+        if where:
+            raise UnknownRunError(
+                f"the run {place.run!r} is not started yet: Redis at {where} does not know it, and "
+                f"{nothing.args[0]}",
+                hint="`ddl coordinator start run.toml` starts it; if it was, look at the name and both "
+                "addresses",
+            ) from nothing
+        raise
+    return found, Exit.UNREACHABLE if silent else Exit.OK
 
 
 def _from_store(place: Place, reason: str) -> RunSnapshot:

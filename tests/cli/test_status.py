@@ -32,6 +32,7 @@ from ddl.store.local import LocalStore
 from ddl_cli.reading import Source
 from ddl_cli.resolve import resolve
 from tests.cli.conftest import publish
+from tests.coordinating import RUN, write_run
 from tests.views import NOW, fact, learner, run_record
 
 DDL = [sys.executable, "-m", "ddl_cli"]
@@ -250,6 +251,20 @@ def test_a_store_without_the_run_is_said(tmp_path: Path) -> None:
     shown = status(f"{(tmp_path / 'store').as_uri()}/demo")
     assert (shown.returncode, "store does not exist" in shown.stderr) == (2, True)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_that_is_not_started_yet_is_said(tmp_path: Path, redis_url: str) -> None:
+    """Right after `ddl init` nothing may listen at the Redis that its file names, or Redis answers and
+    neither it nor the store, which is not made yet, knows the run."""
+    toml = write_run(tmp_path, redis_url="redis://127.0.0.1:1/0")
+    away = status(str(toml))
+    assert (away.returncode, "127.0.0.1:1/0 cannot be reached" in away.stderr) == (3, True)
+    for _ in ("no store", "a store without it"):
+        early = status(str(toml), "--redis", redis_url)
+        assert early.returncode == 2
+        assert f"the run '{RUN}' is not started yet" in early.stderr
+        assert "`ddl coordinator start run.toml`" in early.stderr
+        (tmp_path / "store").mkdir(exist_ok=True)
 
 
 @pytest.mark.parametrize("locale", ["C", "de_DE.ISO-8859-1"])
