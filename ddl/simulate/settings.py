@@ -5,10 +5,10 @@ from __future__ import annotations
 import difflib
 import math
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, Final, Literal, get_args, get_type_hints
+from typing import Any, Final, Literal, get_args
 
 import msgspec
 
@@ -151,54 +151,81 @@ def file_text(file: Path) -> str:
 def read(text: str, *, where: str) -> Study:
     """A study from TOML.
 
-    Raises: ConfigError: no TOML, an unknown key (the nearest is named), a missing one, a wrong type,
-        or a value that cannot work.
+    Raises: ConfigError: no TOML; unknown keys (the nearest is named), missing ones and wrong types,
+        all at once; values that cannot work.
     """
     try:
         raw = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{where} is not valid TOML: {error}") from error
-    for path, key, known in _unknown(raw, Study):
-        near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
-        hint = f"Did you mean {near[0]!r}?" if near else f"Known keys: {', '.join(known)}"
-        raise ConfigError(f"{where}: unknown key {path + key!r}", hint=hint)
-    try:
-        study = msgspec.convert(raw, Study)
-    except msgspec.ValidationError as error:
-        raise ConfigError(f"{where}: {error}") from error
+    _refuse(_mistakes(raw, Study), where=where)
+    study = msgspec.convert(raw, Study)
     check(study, where=where)
     return study
 
 
 def check(study: Study, *, where: str) -> None:
-    """Refuse what cannot be simulated. Raises: ConfigError."""
+    """Refuse what cannot be simulated. Raises: ConfigError with all mistakes."""
+    _refuse(_impossible(study), where=where)
+
+
+def _impossible(study: Study) -> Iterator[str]:
     for key, number in _numbers(study):
         least = 0.0 if key.endswith(MAY_BE_ZERO) else None
         if not (number > 0 or number == least) or not math.isfinite(number):
             what = "a finite number, 0 or more" if least == 0 else "a finite number above 0"
-            raise ConfigError(f"{where}: {key} = {number!r}: must be {what}")
+            yield f"{key} = {number!r}: must be {what}"
     try:
         config.replace(study.protocol.settings, {})
     except ConfigError as error:
-        raise ConfigError(f"{where}: protocol.settings: {error}") from error
+        yield f"protocol.settings: {error}"
     for key in ("methods", "learners", "sizes", "machines"):
         if not getattr(study, key):
-            raise ConfigError(f"{where}: {key} is empty, so there is nothing to simulate")
+            yield f"{key} is empty, so there is nothing to simulate"
 
 
-def _unknown(
-    raw: Mapping[str, Any], kind: type, path: str = ""
-) -> Iterator[tuple[str, str, list[str]]]:
-    """Every key that `kind` does not have: where it stands, the key, and those that are known."""
-    hints = get_type_hints(kind)
+def _refuse(mistakes: Iterable[str], *, where: str) -> None:
+    """Raises: ConfigError if there are any."""
+    told = list(mistakes)
+    if len(told) == 1:
+        raise ConfigError(f"{where}: {told[0]}")
+    if told:
+        lines = "".join(f"\n  {mistake}" for mistake in told)
+        raise ConfigError(f"{where}: {len(told)} things are wrong:{lines}")
+
+
+def _mistakes(raw: Mapping[str, Any], kind: type[Section], path: str = "") -> Iterator[str]:
+    """Of a table that is to become a `kind`: unknown and missing keys, values of a wrong type."""
+    fields = {field.name: field for field in msgspec.structs.fields(kind)}
     for key, value in raw.items():
-        if key not in hints:
-            yield path, key, list(hints)
+        name = f"{path}{key}"
+        if key not in fields:
+            near = difflib.get_close_matches(key, fields, n=1, cutoff=0.5)
+            hint = f"Did you mean {near[0]!r}?" if near else f"Known keys: {', '.join(fields)}"
+            yield f"unknown key {name!r}. {hint}"
             continue
-        inner = next((k for k in (hints[key], *get_args(hints[key])) if _is_section(k)), None)
-        for table in value if isinstance(value, list) else [value]:
-            if inner is not None and isinstance(table, dict):
-                yield from _unknown(table, inner, f"{path}{key}.")
+        expected = fields[key].type
+        inner = next((k for k in (expected, *get_args(expected)) if _is_section(k)), None)
+        if inner is None:
+            yield from _wrong_type(name, value, expected)
+            continue
+        tables = [value] if inner is expected else value
+        if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
+            shape = f"a table [{name}]" if inner is expected else f"tables [[{name}]]"
+            yield f"{name} = {value!r}: must be {shape}"
+            continue
+        for table in tables:
+            yield from _mistakes(table, inner, f"{name}.")
+    for key, field in fields.items():
+        if field.required and key not in raw:
+            yield f"{path}{key} is missing"
+
+
+def _wrong_type(name: str, value: object, expected: Any) -> Iterator[str]:
+    try:
+        msgspec.convert(value, expected)
+    except msgspec.ValidationError as error:
+        yield f"{name} = {value!r}: {error}"
 
 
 def _is_section(kind: object) -> bool:

@@ -46,8 +46,10 @@ def test_presets_can_be_simulated(name: str) -> None:
         ("down_s", "dwn_s", "unknown key 'times.dwn_s'. Did you mean 'down_s'?"),
         ("slice_chips", "slice_chip", "unknown key 'machines.slice_chip'. Did you mean"),
         ("mtbi_s", "zzz", "unknown key 'machines.zzz'. Known keys: name, chips"),
-        ("mtbi_s = 3600", "", "missing required field `mtbi_s`"),
-        ("step_s = 1", 'step_s = "1"', "Expected `float`, got `str`"),
+        ("mtbi_s = 3600", "", "machines.mtbi_s is missing"),
+        ("step_s = 1", 'step_s = "1"', "times.step_s = '1': Expected `float`, got `str`"),
+        ("[times]", "times = 3\n[other]", "times = 3: must be a table [times]"),
+        ("[[machines]]", "[machines]", "must be tables [[machines]]"),
         ("[2]", "[0]", "learners = 0: must be a finite number above 0"),
         ("[2]", "[]", "learners is empty"),
         ("up_s = 0", "up_s = -1", "times.up_s = -1.0: must be a finite number, 0 or more"),
@@ -70,6 +72,22 @@ def test_what_cannot_be_is_refused(old: str, new: str, message: str) -> None:
         read(TOML.replace(old, new, 1), where="it")
     assert str(refused.value).startswith("it")
     assert message in str(refused.value)
+
+
+def test_all_mistakes_are_told_at_once() -> None:
+    """What is missing, misspelt and of a wrong type; then, what cannot work."""
+    text = TOML.replace("down_s = 0\nup_s = 0", "").replace("chips = 8\n", "chps = 8\n", 1)
+    with pytest.raises(ConfigError) as refused:
+        read(text.replace("[2]", '["two"]'), where="it")
+    first, *told = str(refused.value).splitlines()
+    assert first == "it: 5 things are wrong:"
+    for mistake in ("learners = ['two']", "times.down_s is missing", "times.up_s is missing"):
+        assert any(mistake in line for line in told)
+    assert "  unknown key 'machines.chps'. Did you mean 'chips'?" in told
+    assert "  machines.chips is missing" in told
+    with pytest.raises(ConfigError, match="3 things are wrong") as refused:
+        read(TOML.replace("[2]", "[0, -1]").replace("mtbi_s = 3600", "mtbi_s = 0"), where="it")
+    assert "machines.mtbi_s = 0.0: must be a finite number above 0" in str(refused.value)
 
 
 def test_a_file_or_preset_that_is_not_there(tmp_path: Path) -> None:
