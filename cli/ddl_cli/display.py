@@ -23,6 +23,9 @@ from ddl_cli.view.trail import Trail
 SUMMARY_EVERY_S: Final = 10.0
 """How often plain lines say where the run stands, by the run's own clock."""
 
+LATE_S: Final = 1.5
+"""An event that is told more than so long after a later one has its own time beside it."""
+
 
 class Display(Protocol):
     """Shows snapshots, one after the other, while its context is open."""
@@ -65,6 +68,8 @@ class Table:
 class Lines:
     """A plain line for every event, and now and then one for where the run stands: for logs.
 
+    Times go forward only: some events are told late, and get the time of the line before.
+
     Args:
         since_at: events up to this instant are old, and left out.
     """
@@ -73,7 +78,7 @@ class Lines:
         self._write = write
         self._since_at = since_at
         self._seen: set[tuple[float, str]] = set()
-        self._summary_at = float("-inf")
+        self._summary_at = self._told_at = float("-inf")
         self._notice = False
 
     def running(self) -> AbstractContextManager[object]:
@@ -82,7 +87,7 @@ class Lines:
     def show(self, snapshot: RunSnapshot, notice: str = "") -> None:
         if bool(notice) != self._notice:
             self._notice = bool(notice)
-            self._line(time.time(), notice or "Redis is back")
+            self._write(f"{_clock(time.time())} {notice or 'Redis is back'}")
         for fact in snapshot.events:
             if fact.at > self._since_at and _name(fact) not in self._seen:
                 self._line(fact.at, fact.text)
@@ -92,7 +97,9 @@ class Lines:
             self._line(snapshot.taken_at, summary(snapshot))
 
     def _line(self, at: float, text: str) -> None:
-        self._write(f"{time.strftime('%H:%M:%S', time.localtime(at))} {text}")
+        self._told_at = max(self._told_at, at)
+        late = f" (at {_clock(at)})" if self._told_at - at > LATE_S else ""
+        self._write(f"{_clock(self._told_at)} {text}{late}")
 
 
 class JsonLines:
@@ -111,6 +118,10 @@ def is_over(snapshot: RunSnapshot) -> bool:
     """Whether nothing more will happen: the run has ended and its learners have gone."""
     present = any(learner.state in PRESENT for learner in snapshot.learners)
     return snapshot.run.state == "stopped" and not present
+
+
+def _clock(at: float) -> str:
+    return time.strftime("%H:%M:%S", time.localtime(at))
 
 
 def _name(fact: Fact) -> tuple[float, str]:
