@@ -62,7 +62,7 @@ class Faulty:
             (self._fail_over, 3),
             (self._fail_over_at_takeover, 1),
             (self._jump, 2),
-            (self._noise, 2),
+            (self._noise, 4),
             (self._lose_payload, 1),
             (self._damage_payload, 1),
             (self._damage_upload, 3),
