@@ -84,10 +84,11 @@ def _coordinator(shown: RunSnapshot) -> Iterator[Trouble]:
         cure = "it goes on by itself once that is mended; or start one on another machine"
     elif last is not None and last.name == "lease.released":
         what, since_at = f"the coordinator has ended; {last.text}", last.at
+    meanwhile = any(one.state == "training" for one in shown.learners)
     yield Trouble(
         name="coordinator.gone",
         alarm=True,
-        what=f"nothing is merged, learners train on meanwhile: {what}",
+        what=f"nothing is merged{', learners train on meanwhile' if meanwhile else ''}: {what}",
         cure=cure,
         since_at=since_at,
     )
