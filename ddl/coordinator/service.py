@@ -36,7 +36,7 @@ from ddl.core import events as e
 from ddl.core.log import START
 from ddl.core.machine import Machine
 from ddl.core.retire import Horizon
-from ddl.core.snapshot import ledger_totals
+from ddl.core.snapshot import ledger_totals, outcomes
 from ddl.errors import (
     DdlError,
     IntegrityError,
@@ -358,7 +358,8 @@ class Service:
         log = self._machine.log
         totals = ledger_totals(log.ledger, log.shares)
         ledger = {fate: round(getattr(totals, fate)) for fate in FATES}
-        fates = ", ".join(f"{n:,} {fate.replace('_', ' ')}" for fate, n in ledger.items() if n)
+        told = outcomes({fate: getattr(totals, fate) for fate in FATES}, log.progress)
+        fates = ", ".join(f"{round(num):,} {word}" for word, num in told.items() if round(num))
         further = "; start a coordinator to go on with it"
         if self._is_removed:
             further = ""

@@ -46,7 +46,8 @@ class Verification(Record, frozen=True, kw_only=True):
     """What `ddl verify --json` prints.
 
     `num_gone`: objects that are not there any more, as `[keep]` allows. `replay`: None if it was
-    not asked for. The run is as it should be if `num_differences` is 0.
+    not asked for. The run is as it should be if `num_differences` is 0. `progress`: tokens in the
+    newest model, which is what was merged but for what rollbacks undid.
     """
 
     schema: int = SCHEMA
@@ -56,6 +57,7 @@ class Verification(Record, frozen=True, kw_only=True):
     num_records: int
     num_receipts: int
     ledger: LedgerTotals
+    progress: float
     num_checkpoints: int
     num_objects: int
     objects_bytes: int
@@ -95,6 +97,7 @@ def verify_run(
         num_records=audit.num_records,
         num_receipts=audit.num_receipts,
         ledger=ledger_totals(audit.log.ledger, audit.log.shares),
+        progress=audit.log.progress,
         num_checkpoints=audit.num_checkpoints,
         num_objects=objects.num_whole,
         objects_bytes=objects.whole_bytes,

@@ -15,8 +15,10 @@ from ddl.core.facts import by_time
 from ddl.core.learner_views import learner_views
 from ddl.core.membership import PRESENT
 from ddl.protocol.records import (
+    FATES,
     CoordinatorView,
     Fact,
+    Fate,
     Handin,
     Head,
     Health,
@@ -265,6 +267,18 @@ def ledger_totals(
     return LedgerTotals(
         handed_in=sum(fates.values()) + waiting, outstanding=waiting, discarded=discarded, **fates
     )
+
+
+def outcomes(tokens: Mapping[Fate, float], progress: float) -> dict[str, float]:
+    """What has become of settled tokens, in words for people: merged are those in the model now.
+
+    Args:
+        tokens: by fate.
+        progress: of the run; rollbacks undid what was merged beyond it.
+    """
+    undone = {"undone by rollbacks": max(0.0, tokens["merged"] - progress)}
+    others = {fate.replace("_", " "): tokens[fate] for fate in FATES if fate != "merged"}
+    return {"merged": tokens["merged"] - undone["undone by rollbacks"], **undone, **others}
 
 
 def _outstanding(handins: Mapping[str, Handin], receipts: Mapping[str, Receipt]) -> dict[int, int]:

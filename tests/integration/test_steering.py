@@ -106,8 +106,13 @@ def test_a_run_is_steered(fleet: Fleet, ddl: Ddl) -> None:
     version = fleet.version()
     fleet.until_version(version + 3)
     assert ddl("stop", fleet.address).code == 0
-    found = verify_run(LocalStore(fleet.folder / "store"), fleet.run)
+    store = LocalStore(fleet.folder / "store")
+    found = verify_run(store, fleet.run)
     assert found.differences == ()
+    undone = f"{round(found.ledger.merged - found.progress):,} undone by rollbacks"
+    assert fleet.processes[0].wait(timeout=30) == 0
+    assert undone in fleet.log(1).splitlines()[-1]
+    assert undone in ddl("verify", f"{store.url}/{fleet.run}").out
 
 
 @pytest.mark.slow

@@ -16,11 +16,13 @@ from PIL import Image
 
 from ddl.config import KeepSettings, RoundSettings
 from ddl.core import events as e
+from ddl.core.snapshot import outcomes
 from ddl.protocol.records import FATES, Fact, Request
 from ddl_cli.report.canvas import panels, time_along, tokens_along, versions_along
 from ddl_cli.report.page import render
 from ddl_cli.report.plots import MEANINGS, STYLES, draw_all
 from ddl_cli.report.story import MarkKind, Story, gather
+from ddl_cli.units import short_number
 from tests.lockstep.runner import Run, infos, settings_of
 from tests.lockstep.tasks import ConstantGradient
 
@@ -53,7 +55,8 @@ def run() -> Run:
     assert run.coordinator is not None
     run.coordinator.die()
     run.start_coordinator()
-    ask(run, Request(id="2", kind="set", changes={"round.quorum": 2}, who="ann"))
+    same = {"keep.versions": run.coordinator.machine.log.settings.keep.versions}
+    ask(run, Request(id="2", kind="set", changes={"round.quorum": 2, **same}, who="ann"))
     run.go(commits=26)
     return run
 
@@ -125,17 +128,20 @@ def test_what_happened_is_marked_in_order(story: Story) -> None:
 
 
 def test_what_a_rollback_undid_is_told(run: Run, story: Story) -> None:
-    """Merged tokens are those that are in the model, and those that are no more."""
+    """Merged tokens are those that are in the model; those that are no more have a word of their own."""
     steps = {record.global_version: record for record in run.records() if record.kind == "step"}
     (rollback,) = [record for record in run.records() if record.kind == "rollback"]
     undone = steps[rollback.global_version - 1].progress - steps[8].progress
     assert undone > 0
-    assert story.undone == pytest.approx(undone)
-    assert "of the merged tokens, by rollbacks" in render(story, [], written_at=0.0)
+    told = outcomes(story.tokens, story.progress)
+    assert told["merged"] == story.progress
+    assert told["undone by rollbacks"] == pytest.approx(undone)
+    assert f", {short_number(undone)} undone by rollbacks" in render(story, [], written_at=0.0)
 
 
 def test_settings_are_told_as_they_were_and_became(story: Story) -> None:
-    """Each change with when, from what to what and by whom; the table has beginning and end."""
+    """Each change with when, from what to what and by whom, but not what an order left as it was; the
+    table has beginning and end."""
     (change,) = story.changes
     assert (change.key, change.before, change.after) == ("round.quorum", 1, 2)
     assert (change.by, story.settings.round.quorum) == ("by ann", 2)

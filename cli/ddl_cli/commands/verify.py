@@ -63,7 +63,7 @@ def text(found: Verification, *, outstanding: float = 0.0) -> str:
     lines = [
         f"{found.run}, lineage {found.lineage[:8]}, version {found.global_version}",
         f"  log          {found.num_records} records with {found.num_receipts} receipts",
-        f"  ledger       {_fates(found.ledger)}{_waiting(outstanding)}",
+        f"  ledger       {_fates(found.ledger, found.progress)}{_waiting(outstanding)}",
         f"  checkpoints  {found.num_checkpoints}",
         f"  objects      {found.num_objects}, {short_number(found.objects_bytes)}B{gone}",
     ]
@@ -89,12 +89,13 @@ def text(found: Verification, *, outstanding: float = 0.0) -> str:
     return "\n".join(lines)
 
 
-def _fates(ledger: LedgerTotals) -> str:
+def _fates(ledger: LedgerTotals, progress: float) -> str:
     """What has become of the tokens that have a receipt, as receipts and ledger say alike."""
+    from ddl.core.snapshot import outcomes
     from ddl.protocol.records import FATES
 
-    tokens = {fate.replace("_", " "): round(getattr(ledger, fate)) for fate in FATES}
-    told = ", ".join(f"{num:,} {fate}" for fate, num in tokens.items() if num)
+    tokens = outcomes({fate: getattr(ledger, fate) for fate in FATES}, progress)
+    told = ", ".join(f"{round(num):,} {word}" for word, num in tokens.items() if round(num))
     return f"{round(ledger.handed_in):,} tokens have a receipt" + (told and f": {told}")
 
 

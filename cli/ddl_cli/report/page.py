@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from html import escape
 
 from ddl.config import all_keys, get
+from ddl.core.snapshot import outcomes
 from ddl.names import counted
 from ddl.protocol.records import FATES
 from ddl_cli.report.canvas import Plot
@@ -64,7 +65,6 @@ def _progress(story: Story) -> str:
 
 
 def _facts(story: Story) -> str:
-    tokens = story.tokens
     rows = [
         ("state", story.state + (f": {story.why}" if story.why else "")),
         ("reached", f"{_progress(story)}, {counted(story.records, 'record')} in the log"),
@@ -77,14 +77,12 @@ def _facts(story: Story) -> str:
         (
             "work",
             ", ".join(
-                f"{short_number(tokens[fate])} {fate.replace('_', ' ')}"
-                for fate in FATES
-                if tokens[fate] or fate == "merged"
+                f"{short_number(num)} {word}"
+                for word, num in outcomes(story.tokens, story.progress).items()
+                if round(num) or word == "merged"
             ),
         ),
     ]
-    if story.undone >= 1:
-        rows.append(("undone", f"{short_number(story.undone)} of the merged tokens, by rollbacks"))
     if story.losses:
         first, last = story.losses[0][1], story.losses[-1][1]
         rows.append(("training loss", f"{first:.4f} at first, {last:.4f} at last"))

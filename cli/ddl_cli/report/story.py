@@ -122,11 +122,6 @@ class Story:
         return config.amend(self.run.settings, {c.key: c.after for c in self.changes})
 
     @property
-    def undone(self) -> float:
-        """Merged tokens that rollbacks took out of the model again."""
-        return max(0.0, self.tokens["merged"] - self.progress)
-
-    @property
     def merged_share(self) -> float | None:
         """Share of the settled work that was merged, 0 to 1; None before any was settled."""
         tokens = self.tokens
@@ -195,11 +190,10 @@ def _settle(story: Story, record: LogRecord, at_s: float) -> None:
 
 
 def _change(story: Story, record: LogRecord, at_s: float) -> None:
-    before = story.settings
+    settings, by = story.settings, because(record)
     for key, after in record.changes.items():
-        by = because(record)
-        change = Change(at_s, record.global_version, key, config.get(before, key), after, by)
-        story.changes.append(change)
+        if (before := config.get(settings, key)) != after:
+            story.changes.append(Change(at_s, record.global_version, key, before, after, by))
 
 
 def _step(story: Story, record: LogRecord, at_s: float, payload_bytes: Sequence[int]) -> Step:
