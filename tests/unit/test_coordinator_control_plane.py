@@ -15,7 +15,7 @@ from ddl.coordinator.mirror import Mirror
 from ddl.coordinator.watcher import News
 from ddl.core import events as e
 from ddl.core.log import LogState
-from ddl.errors import LeaseLostError, RefusedError, RegistryUnavailableError, StoreError
+from ddl.errors import LeaseLostError, RegistryUnavailableError, StoreError
 from ddl.journal import Journal
 from ddl.protocol import wire
 from ddl.protocol.keys import handin_field
@@ -121,7 +121,7 @@ def test_a_holder_that_is_silent_is_waited_for() -> None:
 )
 def test_a_holder_that_shows_life_is_named(second: LeaseReply) -> None:
     """With host, process and how long it has held the lease; so is one that was faster than we."""
-    with pytest.raises(RefusedError, match=r"on host far, process 9, epoch \d, for 10 s"):
+    with pytest.raises(LeaseLostError, match=r"on host far, process 9, epoch \d, for 10 s"):
         taken(held(0.2), second)
 
 
