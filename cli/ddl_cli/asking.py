@@ -25,6 +25,9 @@ FACTS_READ: Final = 200
 """Newest facts that one look brings: more than come between two looks."""
 
 WhyOption = Annotated[str, typer.Option("--why", metavar="TEXT", help="The reason, for the log.")]
+FormerWhyOption = Annotated[str, typer.Option("--reason", metavar="TEXT", hidden=True)]
+"""What `--why` was called where an order goes to one learner."""
+
 TimeoutOption = Annotated[
     float, typer.Option(metavar="S", min=0, help="Seconds to wait for the answer.")
 ]

@@ -24,7 +24,7 @@ def of_version(number: int, sources: Sources) -> Iterator[Line]:
         )
     made = next((r for r in sources.records if _made(r) and r.global_version == number), None)
     if made is not None:
-        yield from _making(made)
+        yield from _making(made, sources.typed)
     for record in sources.records:
         if record.kind == "rollback" and record.back_to == number:
             text = f"it was taken up again as version {record.global_version}{_because(record)}"
@@ -38,7 +38,7 @@ def _made(record: LogRecord) -> bool:
     return record.kind in ("step", "rollback")
 
 
-def _making(record: LogRecord) -> Iterator[Line]:
+def _making(record: LogRecord, run: str) -> Iterator[Line]:
     at = record.written_at
     by = f"coordinator {record.holder} (epoch {record.epoch}), record {record.seq}"
     if record.kind == "rollback":
@@ -74,7 +74,7 @@ def _making(record: LogRecord) -> Iterator[Line]:
         yield Line(at=at, text=", ".join(told))
     yield Line(
         at=at,
-        text="what its round waited for, and what was not merged: `ddl explain RUN round "
+        text=f"what its round waited for, and what was not merged: `ddl explain {run} round "
         f"{record.global_version}`",
     )
 
@@ -94,7 +94,7 @@ def of_round(number: int, sources: Sources) -> Iterator[Line]:
         if fact.fields.get("launch") == launch:
             yield Line(at=fact.at, text=f"{fact.name.partition('.')[2]}: {fact.text}")
     if record is not None:
-        yield from _closing(record)
+        yield from _closing(record, sources.typed)
     for round_ in sources.shown.rounds if sources.shown else ():
         if round_.launch == launch:
             yield Line(
@@ -108,7 +108,7 @@ def of_round(number: int, sources: Sources) -> Iterator[Line]:
             )
 
 
-def _closing(record: LogRecord) -> Iterator[Line]:
+def _closing(record: LogRecord, run: str) -> Iterator[Line]:
     """The end of a round: who was in, where its time went, and what it had not waited for."""
     at = record.written_at
     merged = [receipt for receipt in record.receipts if receipt.fate == "merged"]
@@ -131,7 +131,7 @@ def _closing(record: LogRecord) -> Iterator[Line]:
     version = record.global_version
     yield Line(
         at=at,
-        text=f"it made version {version}; its weights and health: `ddl explain RUN version {version}`",
+        text=f"it made version {version}; its weights and health: `ddl explain {run} version {version}`",
     )
 
 

@@ -12,6 +12,7 @@ from ddl.names import counted
 from ddl.protocol.records import (
     Fact,
     Handin,
+    LearnerState,
     LearnerView,
     LogRecord,
     Receipt,
@@ -21,6 +22,14 @@ from ddl.protocol.records import (
 )
 from ddl.protocol.wire import SCHEMA
 from ddl_cli.units import short_number, short_time
+
+_STATES: Final[dict[LearnerState, str]] = {
+    "gone": "gone (its process is not heard of any more)",
+    "suspect": "suspect (not heard of lately)",
+    "aside": "aside (nothing of it is merged)",
+    "left": "not there (it left in good order)",
+}
+"""What people are told in place of a state's name."""
 
 TOLD_LAST: Final = 12
 """Events, and hand-ins that were not merged, that are told of a learner: the newest."""
@@ -46,6 +55,7 @@ class Sources(NamedTuple):
     """All there is to tell from.
 
     Attributes:
+        typed: the run as a person would type it into another command.
         records: the log after `run`, oldest first.
         facts: what Redis remembers, oldest first; empty if it was not asked.
         shown: the run as Redis shows it now; None if it was not asked.
@@ -53,6 +63,7 @@ class Sources(NamedTuple):
     """
 
     run: RunRecord
+    typed: str
     records: Sequence[LogRecord]
     facts: Sequence[Fact] = ()
     shown: RunSnapshot | None = None
@@ -153,8 +164,9 @@ def _about(id_: str, facts: Iterable[Fact]) -> list[Fact]:
 
 def _present(one: LearnerView, shown: RunSnapshot) -> Iterator[Line]:
     yield Line(
-        text=f"its state is {one.state}, for {short_time(shown.taken_at - one.since_at)}, on "
-        f"{one.host or 'a machine without a name'} ({one.device}); step {one.step}, "
+        text=f"it is {_STATES.get(one.state, one.state)}, for "
+        f"{short_time(shown.taken_at - one.since_at)} now; on "
+        f"{one.host or 'a machine without a name'} ({one.device}), step {one.step}, "
         f"{one.share_ratio:.0%} of what was merged lately",
     )
     for trouble in shown.troubles:

@@ -115,7 +115,7 @@ def record_logged(record: LogRecord, before: RunState) -> list[Say]:
     said = list(_state_changed(record, before))
     if record.kind == "settings" and record.changes:
         changes = ", ".join(f"{key} = {value}" for key, value in record.changes.items())
-        said.append(Say("run.settings", f"{changes}{_because(record)}", {}))
+        said.append(Say("run.settings", f"{changes}{_because(record)}", {"who": record.who}))
     for learner, reason in record.barred.items():
         if not reason:
             said.append(Say("order.allow", f"{learner} may join again{_because(record)}", {}))
@@ -154,7 +154,9 @@ def _state_changed(record: LogRecord, before: RunState) -> Iterator[Say]:
         return
     names = {"running": "resumed", "stopped": "stop"}
     name = names.get(record.state, record.state)
-    yield Say(f"run.{name}", f"the run is {record.state}{_because(record)}", {"seq": record.seq})
+    now = "was resumed" if record.state == "running" else f"is {record.state}"
+    text = f"the run {now}{_because(record)}"
+    yield Say(f"run.{name}", text, {"seq": record.seq})
 
 
 def _because(record: LogRecord) -> str:

@@ -24,7 +24,7 @@ def test_whoever_ends_says_why(fleet: ChaosFleet) -> None:
     interrupted.send_signal(signal.SIGINT)
     sent = fleet.learner("sent")
     fleet.until_merged("sent")
-    away = ["learner", "drain", fleet.address, "sent", "--reason", "the machine is needed"]
+    away = ["learner", "drain", fleet.address, "sent", "--why", "the machine is needed"]
     assert fleet.ddl(*away).wait(timeout=60) == 0
     for process, code in ((drained, 75), (interrupted, 130), (short, 0), (sent, 75)):
         assert process.wait(timeout=60) == code

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterator
 
@@ -146,6 +147,29 @@ def test_exit_codes_explain_themselves(
     assert capsys.readouterr().out.count("To do: ") == len(Exit)
     assert run(monkeypatch, "exits", "137") == 2
     assert "137 is SIGKILL" in capsys.readouterr().err
+
+
+def test_exit_codes_and_errors_as_json(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """For a supervisor's script: all, a code with its errors, or an error with its code."""
+
+    def document(*words: str) -> tuple[list[int], list[str]]:
+        assert run(monkeypatch, "exits", *words, "--json") == 0
+        told = json.loads(capsys.readouterr().out)
+        assert told["schema"] == 1
+        return [row["code"] for row in told["exits"]], [row["name"] for row in told["errors"]]
+
+    codes, names = document()
+    assert codes == [code.value for code in Exit]
+    assert {kind.code for kind in ERRORS} <= set(names)
+    assert document("75") == ([75], [])
+    assert document("store-unavailable") == ([3], ["store-unavailable"])
+    unreachable = document("3")
+    assert unreachable[0] == [3]
+    assert "store-unavailable" in unreachable[1]
+    assert "config" not in unreachable[1]
+    assert run(monkeypatch, "exits", "137", "--json") == 2
 
 
 def test_every_error_has_a_name_that_is_explained(

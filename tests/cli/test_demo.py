@@ -84,6 +84,7 @@ def test_a_demo_with_a_death_and_a_late_joiner(folder: Path) -> None:
     assert states["learner-1"] == states["learner-2"] == states["learner-4"] == "left"
     assert Path(report["export"]).stat().st_size > 0
     assert "learner-3 is killed" in err
+    assert "outer.lr = " not in err, "what the preset chooses would drown it"
     assert not processes_of(folder)
 
 

@@ -129,6 +129,16 @@ def test_a_good_run_has_no_problem() -> None:
     assert report.loss == GOOD
 
 
+def test_the_summary_ends_with_what_the_killing_has_cost() -> None:
+    """By the ledger: what is lost is said."""
+    report = judged()
+    end = "bert was killed after 200 steps, and the others went on; of what was handed in, "
+    assert text(report, the_books()).splitlines()[-1] == f"{end}nothing was lost"
+    losing = msgspec.structs.replace(report.tokens, lost=2_500.0)
+    report = msgspec.structs.replace(report, tokens=losing)
+    assert text(report, the_books()).splitlines()[-1] == f"{end}2.5k tokens were lost"
+
+
 @pytest.mark.parametrize("last", [5.4, 2.61, float("nan"), float("inf")])
 def test_a_model_that_has_not_learned_fails(last: float) -> None:
     """As after merges that do nothing: the last version is no better than the first."""

@@ -107,7 +107,7 @@ def texts(lines: Iterator[Line]) -> list[str]:
 
 
 def told(log: Log, **more: Any) -> Sources:
-    return Sources(run_record(), log.records, **more)
+    return Sources(run_record(), "demo", log.records, **more)
 
 
 def test_the_story_of_a_version(log: Log) -> None:
@@ -117,7 +117,7 @@ def test_the_story_of_a_version(log: Log) -> None:
         "merged anna/1/f0/1: 10 steps, 10,000 tokens, 75% of the weight",
         "merged bert/1/f0/1: 10 steps, 10,000 tokens, 25% of the weight, 1 version late",
         "the learners' loss 2.75, agreement of contributions 0.8",
-        "what its round waited for, and what was not merged: `ddl explain RUN round 1`",
+        "what its round waited for, and what was not merged: `ddl explain demo round 1`",
     ]
     assert texts(of_version(0, told(log))) == [
         "version 0 is what demo was created with: 1,000 parameters in 2 fragments"
@@ -159,7 +159,7 @@ def test_the_story_of_a_round(log: Log) -> None:
         "it took 1.2 s to the quorum and 300 ms of grace; fetching 4 ms, merging 20 ms, "
         "publishing 100 ms",
         "came too late for it, and was carried into the next round: cleo/1/f0/1",
-        "it made version 1; its weights and health: `ddl explain RUN version 1`",
+        "it made version 1; its weights and health: `ddl explain demo version 1`",
     ]
     assert texts(of_round(1, sources)) == by_launch
     assert "in the same record: bert/1/f1/1 was refused: 3 values are not finite" in texts(
@@ -206,7 +206,7 @@ def test_the_story_of_a_learner(log: Log) -> None:
     assert "bert was kicked: its fan is dead (by ann)" in lines
     assert "bert was allowed in again (by ann)" in lines
     assert "bert is gone (was suspect)" in lines
-    assert lines[-2].startswith("its state is training, for 1m00s, on host-a (cpu)")
+    assert lines[-2].startswith("it is training, for 1m00s now; on host-a (cpu), step ")
     assert lines[-1].startswith("the last hand-in of bert was refused: norm. Look at that machine")
 
 

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 
 from ddl.coordinator.history import History
 from ddl.coordinator.remove import find_remains, remove_objects
-from ddl.coordinator.verify import verify_run
+from ddl.coordinator.verify import ReplayResult, verify_run
 from ddl.embedded import EmbeddedRedis
 from ddl.errors import RefusedError, StoreUnavailableError
 from ddl.learner.spool import Spool, run_folder
@@ -27,6 +27,7 @@ from ddl.protocol.wire import canonical, parse
 from ddl.registry.reader import RedisReader
 from ddl.store.local import LocalStore
 from ddl.store.open_url import open_url
+from ddl_cli.commands.verify import text as verification_text
 from tests.commands import Ddl
 from tests.coordinating import RUN, TASK, ScriptedLearner, options, running, write_run
 from tests.redis_servers import admin
@@ -146,6 +147,20 @@ def test_a_whole_run_verifies_and_replays(past: Past, ddl: Ddl) -> None:
         f"{fates['refused']:,.0f} refused\n" in text.out
     )
     assert (text.code, text.out.splitlines()[-1]) == (0, "everything is as the log says")
+    replayed = ddl("verify", past.address, "--replay").out.splitlines()[-1]
+    assert replayed == (
+        f"everything is as the log says, and all {COMMITS} merges give the same bytes again"
+    )
+
+
+def test_verify_does_not_claim_merges_that_it_could_not_do_again(store: LocalStore) -> None:
+    """With the default [keep] the contributions to almost all of them are gone."""
+    replay = ReplayResult(num_steps=592, num_equal=1, num_skipped=591, num_not_kept=591, skipped=())
+    found = msgspec.structs.replace(verify_run(store, RUN), replay=replay)
+    assert verification_text(found).splitlines()[-1] == (
+        "everything is as the log says; no more than 1 of 592 merges could be done again "
+        '(keep.contributions = "all" keeps what it takes)'
+    )
 
 
 def test_status_and_verify_tell_one_ledger(tmp_path: Path, redis_url: str, ddl: Ddl) -> None:
@@ -321,6 +336,7 @@ def test_replay_says_what_it_cannot_do(store: LocalStore, ddl: Ddl) -> None:
     assert (found.replay.num_not_kept, found.replay.skipped) == (1, ())
     told = ddl("verify", f"{store.url}/{RUN}", "--replay").out
     assert told.count("not replayed") == 1
+    assert told.endswith("1 difference\n")
     assert "    1 step not replayed: the version before or a contribution is not kept" in told
 
 

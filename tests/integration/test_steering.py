@@ -89,7 +89,7 @@ def test_a_run_is_steered(fleet: Fleet, ddl: Ddl) -> None:
     fleet.until(lambda: all(state(fleet, n) == "training" for n in "ab"), "both train again")
 
     drained, kicked = fleet.processes[2], fleet.processes[1]
-    assert ddl("learner", "drain", fleet.address, "b", "--reason", "needed elsewhere").code == 0
+    assert ddl("learner", "drain", fleet.address, "b", "--why", "needed elsewhere").code == 0
     assert drained.wait(timeout=30) == 75
     assert ddl("learner", "kick", fleet.address, "a", "--reason", "its data is wrong").code == 0
     assert kicked.wait(timeout=30) == 4

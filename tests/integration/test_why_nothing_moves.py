@@ -51,7 +51,7 @@ def test_the_first_screen_says_why(fleet: Fleet, own_redis: EmbeddedRedis) -> No
     fleet.until_version(3)
     fleet.until(lambda: "!!" not in screen.text(), "nothing is wrong")
 
-    kick = fleet.ddl("learner", "kick", fleet.address, "bert", "--reason", "its fan is dead")
+    kick = fleet.ddl("learner", "kick", fleet.address, "bert", "--why", "its fan is dead")
     assert kick.wait(60) == 0
     screen.until("bert was kicked: its fan is dead", f"`ddl learner allow '{fleet.address}' bert`")
     screen.until("!! no round can close: each needs 2 contributions, and 1 learner can hand in")

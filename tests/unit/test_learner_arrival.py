@@ -23,9 +23,9 @@ URL = "redis://127.0.0.1:1/0"
 class Scripted:
     """Answers one look after the other as told; the last answer stays."""
 
-    def __init__(self, *answers: RunEntry | None | RegistryError) -> None:
-        self._answers: Iterator[RunEntry | None | RegistryError] = iter(answers)
-        self._last: RunEntry | None | RegistryError = None
+    def __init__(self, *answers: RunEntry | RegistryError | None) -> None:
+        self._answers: Iterator[RunEntry | RegistryError | None] = iter(answers)
+        self._last: RunEntry | RegistryError | None = None
 
     def read_entry(self) -> RunEntry | None:
         self._last = next(self._answers, self._last)

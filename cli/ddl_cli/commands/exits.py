@@ -9,6 +9,8 @@ from typing import Annotated
 import typer
 
 from ddl.errors import ConfigError, DdlError
+from ddl.protocol.records import Record
+from ddl.protocol.wire import SCHEMA, canonical
 from ddl_cli.exits import EXPLAINED, Exit, error_kinds, exit_of
 
 
@@ -21,10 +23,13 @@ def exits(
             show_default=False,
         ),
     ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object (Exits).")] = False,
 ) -> None:
     """Tell what the exit codes and errors of `ddl` mean, and what to do about them."""
     errors = {kind.code: kind for kind in error_kinds()}
-    if code is None:
+    if as_json:
+        typer.echo(canonical(_document(code, errors)))
+    elif code is None:
         for one in Exit:
             _tell_exit(one)
             for name, kind in errors.items():
@@ -41,6 +46,54 @@ def exits(
         _tell_exit(exit_of(kind))
     else:
         _tell_exit(_read(code, list(errors)))
+
+
+class ErrorMeaning(Record, frozen=True, kw_only=True):
+    """What stands before an error's message; `retryable`: who is running waits for it to pass."""
+
+    name: str
+    exit_code: int
+    meaning: str
+    retryable: bool
+
+
+class ExitMeaning(Record, frozen=True, kw_only=True):
+    code: int
+    meaning: str
+    todo: str
+
+
+class Exits(Record, frozen=True, kw_only=True):
+    """What `ddl exits --json` prints: all, or those that were asked for."""
+
+    schema: int = SCHEMA
+    exits: tuple[ExitMeaning, ...]
+    errors: tuple[ErrorMeaning, ...]
+
+
+def _document(code: str | None, errors: dict[str, type[DdlError]]) -> Exits:
+    """An error with its exit code, an exit code with its errors, or all."""
+    codes, kinds = list(Exit), list(errors.values())
+    if code in errors:
+        codes, kinds = [exit_of(errors[code])], [errors[code]]
+    elif code is not None:
+        codes = [_read(code, list(errors))]
+        kinds = [kind for kind in kinds if exit_of(kind) in codes]
+    return Exits(
+        exits=tuple(
+            ExitMeaning(code=one.value, meaning=EXPLAINED[one].meaning, todo=EXPLAINED[one].todo)
+            for one in codes
+        ),
+        errors=tuple(
+            ErrorMeaning(
+                name=kind.code,
+                exit_code=exit_of(kind).value,
+                meaning=_meaning(kind),
+                retryable=kind.retryable,
+            )
+            for kind in kinds
+        ),
+    )
 
 
 def _tell_exit(code: Exit) -> None:

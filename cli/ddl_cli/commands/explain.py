@@ -98,7 +98,7 @@ def _sources(place: Place) -> Sources:
     opened = place.find_store()
     try:
         history = History(opened, place.run)
-        sources = Sources(history.existing_run(), list(read_log(history)))
+        sources = Sources(history.existing_run(), place.typed, list(read_log(history)))
     finally:
         opened.close()
     return _with_redis(place, sources)

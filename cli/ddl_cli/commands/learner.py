@@ -11,7 +11,7 @@ from ddl.learner.departure import Departed, Departure
 from ddl.limits import JOIN_WAIT_S
 from ddl.protocol.address import parse_address
 from ddl_cli.arguments import LogOption, MetricsPortOption, key_values, scalar
-from ddl_cli.asking import TimeoutOption, ask
+from ddl_cli.asking import FormerWhyOption, TimeoutOption, ask
 from ddl_cli.exits import Exit
 from ddl_cli.logs import open_log
 from ddl_cli.resolve import RedisOption, RunArgument, resolve
@@ -24,8 +24,8 @@ app = typer.Typer(help="Take part in a run, or send a learner away.", no_args_is
 LearnerArgument = Annotated[
     str, typer.Argument(metavar="ID", help="The learner.", show_default=False)
 ]
-ReasonOption = Annotated[
-    str, typer.Option("--reason", metavar="TEXT", help="Why; the learner is told.")
+LearnerWhyOption = Annotated[
+    str, typer.Option("--why", metavar="TEXT", help="The reason; the learner is told.")
 ]
 
 _EXITS: Final = {
@@ -143,11 +143,12 @@ def drain(
     run: RunArgument,
     learner: LearnerArgument,
     redis: RedisOption = None,
-    reason: ReasonOption = "",
+    why: LearnerWhyOption = "",
+    reason: FormerWhyOption = "",
     timeout: TimeoutOption = 60.0,
 ) -> None:
     """Have a learner hand in what it has and leave; it may come back."""
-    _send(run, "drain", learner, redis=redis, reason=reason, timeout_s=timeout)
+    _send(run, "drain", learner, redis=redis, why=why or reason, timeout_s=timeout)
     typer.echo(f"{learner} is to hand in and leave")
 
 
@@ -156,11 +157,12 @@ def kick(
     run: RunArgument,
     learner: LearnerArgument,
     redis: RedisOption = None,
-    reason: ReasonOption = "",
+    why: LearnerWhyOption = "",
+    reason: FormerWhyOption = "",
     timeout: TimeoutOption = 60.0,
 ) -> None:
     """Send a learner away, and merge nothing of it until it is allowed again."""
-    _send(run, "kick", learner, redis=redis, reason=reason, timeout_s=timeout)
+    _send(run, "kick", learner, redis=redis, why=why or reason, timeout_s=timeout)
     place = resolve(run, redis=redis).typed
     typer.echo(f"{learner} is kicked; `ddl learner allow {place} {learner}` lets it in again")
 
@@ -170,18 +172,19 @@ def allow(
     run: RunArgument,
     learner: LearnerArgument,
     redis: RedisOption = None,
-    reason: ReasonOption = "",
+    why: LearnerWhyOption = "",
+    reason: FormerWhyOption = "",
     timeout: TimeoutOption = 60.0,
 ) -> None:
     """Let a learner in again that was kicked."""
-    _send(run, "allow", learner, redis=redis, reason=reason, timeout_s=timeout)
+    _send(run, "allow", learner, redis=redis, why=why or reason, timeout_s=timeout)
     typer.echo(f"{learner} may join again")
 
 
 def _send(
-    run: str, kind: RequestKind, learner: str, *, redis: str | None, reason: str, timeout_s: float
+    run: str, kind: RequestKind, learner: str, *, redis: str | None, why: str, timeout_s: float
 ) -> None:
     from ddl.protocol.records import Request
 
-    wish = Request(id="", kind=kind, who="", why=reason, learner=learner)
+    wish = Request(id="", kind=kind, who="", why=why, learner=learner)
     ask(resolve(run, redis=redis), wish, timeout_s=timeout_s)

@@ -13,7 +13,7 @@ from ddl_cli.resolve import Place, RedisOption, RunArgument, StoreOption, resolv
 from ddl_cli.units import short_number
 
 if TYPE_CHECKING:
-    from ddl.coordinator.verify import Verification
+    from ddl.coordinator.verify import ReplayResult, Verification
     from ddl.protocol.records import Head, LedgerTotals
 
 
@@ -85,8 +85,20 @@ def text(found: Verification, *, outstanding: float = 0.0) -> str:
     if found.num_differences > len(found.differences):
         lines.append(f"  and {found.num_differences - len(found.differences)} more differences")
     differences = counted(found.num_differences, "difference")
-    lines.append(differences if found.num_differences else "everything is as the log says")
+    lines.append(differences if found.num_differences else _all_is_well(found.replay))
     return "\n".join(lines)
+
+
+def _all_is_well(replay: ReplayResult | None) -> str:
+    """How much that is worth: merges that were not done again may be wrong in themselves."""
+    well = "everything is as the log says"
+    if replay is None:
+        return well
+    if replay.num_equal == replay.num_steps:
+        return f"{well}, and all {counted(replay.num_steps, 'merge')} give the same bytes again"
+    cure = ' (keep.contributions = "all" keeps what it takes)' if replay.num_not_kept else ""
+    merges = counted(replay.num_steps, "merge")
+    return f"{well}; no more than {replay.num_equal} of {merges} could be done again{cure}"
 
 
 def _fates(ledger: LedgerTotals, progress: float) -> str:

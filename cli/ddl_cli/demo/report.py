@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -145,4 +145,16 @@ def text(report: Report, books: Books, *, then: Iterable[tuple[str, str]] = ()) 
         merged = short_number(books.merged_tokens(row.id))
         rows.append((row.id, f"{row.steps} steps, {merged} tokens of it merged{what}"))
     rows += [("model", report.export), *then]
-    return "\n".join(f"  {name:<14} {value}" for name, value in rows)
+    lines = [f"  {name:<14} {value}" for name, value in rows]
+    return "\n".join([*lines, *_epilogue(report)])
+
+
+def _epilogue(report: Report) -> Iterator[str]:
+    """What the killing has cost, by the ledger."""
+    lost = report.tokens.lost
+    for row in report.learners:
+        if row.id in report.killed:
+            yield (
+                f"{row.id} was killed after {row.steps} steps, and the others went on; of what was "
+                f"handed in, {f'{short_number(lost)} tokens were' if lost else 'nothing was'} lost"
+            )

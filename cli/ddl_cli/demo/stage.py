@@ -5,9 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from contextlib import closing
+from itertools import filterfalse
 from typing import Final, NamedTuple
 
+from msgspec.structs import replace
+
 from ddl.core.membership import PRESENT
+from ddl.core.preset import AUTO
 from ddl.core.snapshot import snapshot
 from ddl.embedded import EmbeddedRedis
 from ddl.errors import DdlError
@@ -132,7 +136,9 @@ class Stage:
             self._display.show(*reader.next())
 
     def _look(self) -> RunSnapshot | None:
-        return snapshot(self._registry.view(num_facts=EVENTS_READ))
+        """The run, without what its preset chooses all the time: that would drown the rest."""
+        seen = snapshot(self._registry.view(num_facts=EVENTS_READ))
+        return seen and replace(seen, events=tuple(filterfalse(_is_chosen, seen.events)))
 
     def _await_leaving(self) -> None:
         """The run has ended: see every learner go, by itself and without an error."""
@@ -184,6 +190,10 @@ class Stage:
                 f"no new version for {STILL_S:g} s; the run stands at {self._version}",
                 hint=f"The logs are in {self._options.folder / 'logs'}",
             )
+
+
+def _is_chosen(fact: Fact) -> bool:
+    return fact.name == "run.settings" and fact.fields.get("who") == AUTO
 
 
 def await_genesis(registry: RedisReader, coordinator: Child) -> View:
