@@ -52,7 +52,9 @@ class Learner:
 
     Attributes:
         id: this learner's id.
-        stop: why it should stop, None as long as it should not.
+        stop: why it should stop, None as long as it should not. After a `kind` of "drained" or
+            "offline" a program ends with exit code 75, as `ddl learner join` does, so that whatever
+            supervises it starts it again; after "ended" with 0.
     """
 
     def __init__(self, session: Session) -> None:

@@ -24,3 +24,4 @@ with ddl.Learner.join(sys.argv[1], model=model, optimizer=optimizer) as learner:
             print(f"step {step}  loss {loss.item():.3f}", file=sys.stderr)
 
 print(f"accuracy {accuracy(model):.3f}")
+sys.exit(75 if learner.stop and learner.stop.kind in ("drained", "offline") else 0)

@@ -41,7 +41,8 @@ def sample(model: ByteGPT, prompt: bytes, *, count: int, temperature: float, see
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("export", type=Path, help="file written by `ddl export`")
+    told = "file written by `ddl export`; of several, the last one, which is the newest version's"
+    parser.add_argument("export", type=Path, nargs="+", help=told)
     parser.add_argument("--prompt", default="\ndef ", help="what the text goes on from")
     parser.add_argument("--count", type=int, default=400, help="bytes to write")
     parser.add_argument("--temperature", type=float, default=0.7, help="lower is more cautious")
@@ -50,7 +51,7 @@ def main() -> None:
     if not args.prompt or args.temperature <= 0:
         parser.error("--prompt must not be empty, and --temperature must be above 0")
     try:
-        model = load(args.export)
+        model = load(args.export[-1])
     except ValueError as error:
         parser.error(str(error))
     written = sample(

@@ -6,6 +6,7 @@ import difflib
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from contextlib import closing, suppress
@@ -37,11 +38,11 @@ def code(file: str) -> list[str]:
 
 
 def test_the_readme_shows_what_came_into_the_loop() -> None:
-    """At most six added lines, nothing taken away; README and the two files say the same."""
+    """At most six added lines of code, nothing taken away; README and the two files say the same."""
     change = list(difflib.ndiff(code("plain.py"), code("train.py")))
     assert [line for line in change if line.startswith("- ")] == []
     added = [line[2:] for line in change if line.startswith("+ ")]
-    assert 0 < len(added) <= ADDED_MAX
+    assert 0 < len([line for line in added if line]) <= ADDED_MAX
     (block,) = re.findall(r"```diff\n(.*?)```", (EXAMPLE / "README.md").read_text(), re.DOTALL)
     shown = block.splitlines()
     assert [line[1:].strip() for line in shown if line.startswith("+")] == added
@@ -50,14 +51,15 @@ def test_the_readme_shows_what_came_into_the_loop() -> None:
 
 
 def test_two_processes_train_the_runs_model(tmp_path: Path, redis_url: str) -> None:
-    """Both loops end by themselves when the run has stopped, and the merged model is good."""
+    """Both loops end by themselves when the run has stopped, and the merged model is good. A third
+    one, that was sent away, asks to be started again."""
     folder = tmp_path / "own_loop"
     shutil.copytree(EXAMPLE, folder)
     store = (tmp_path / "store").as_uri()
     with Fleet(folder, redis_url, run="spirals") as fleet:
         fleet.coordinator("--redis", redis_url, "--store", store, "--set", "stop.tokens=4_000_000")
         fleet.until(fleet.snapshot, "the run in Redis")
-        for number in (1, 2):
+        for number in (1, 2, 3):
             with (folder / f"train-{number}.log").open("wb") as output:
                 fleet.processes.append(
                     subprocess.Popen(
@@ -68,7 +70,11 @@ def test_two_processes_train_the_runs_model(tmp_path: Path, redis_url: str) -> N
                         env={**os.environ, "DDL_SPOOL": str(tmp_path / "spool")},
                     )
                 )
-        for process in fleet.processes:
+        coordinator, *loops, third = fleet.processes
+        fleet.until(lambda: _training(fleet) == 3, "all three train")
+        third.send_signal(signal.SIGTERM)
+        assert third.wait(30) == 75
+        for process in (coordinator, *loops):
             assert process.wait(100) == 0
     told = [(folder / f"train-{number}.log").read_text() for number in (1, 2)]
     assert all("accuracy 0.9" in text or "accuracy 1.0" in text for text in told), told
@@ -80,6 +86,11 @@ def test_two_processes_train_the_runs_model(tmp_path: Path, redis_url: str) -> N
     found = verify_run(opened, "spirals")
     assert found.num_differences == 0
     assert found.num_receipts > found.global_version  # both learners' work was merged
+
+
+def _training(fleet: Fleet) -> int:
+    seen = fleet.snapshot()
+    return sum(one.state == "training" for one in seen.learners) if seen else 0
 
 
 def test_only_what_failed_is_a_trouble(
