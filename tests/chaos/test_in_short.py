@@ -13,6 +13,7 @@ from tests.chaos.forked import ChaosFleet
 pytestmark = pytest.mark.timeout(300)
 
 
+@pytest.mark.slow
 def test_asked_to_leave_while_it_imports(fleet: ChaosFleet) -> None:
     """T26: SIGTERM counts before torch is there: 75, and the run never hears of it."""
     fleet.begin()
@@ -25,6 +26,7 @@ def test_asked_to_leave_while_it_imports(fleet: ChaosFleet) -> None:
     assert "early" not in fleet.look().learners
 
 
+@pytest.mark.slow
 def test_training_that_raises(fleet: ChaosFleet) -> None:
     """Exit code 1, one sentence with its place, and a clean leave that shows why."""
     fleet.begin()

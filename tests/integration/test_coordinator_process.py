@@ -198,6 +198,7 @@ def test_a_standby_takes_over_from_a_killed_coordinator(
     reader.close()
 
 
+@pytest.mark.slow
 def test_a_standby_is_asked_to_end(
     toml: Path, store: LocalStore, redis_url: str, processes: Processes
 ) -> None:

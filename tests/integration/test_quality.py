@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from itertools import islice
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import msgspec
 import pytest
 import torch
 
-from ddl.core import preset
+from ddl.core import board, preset
 from ddl.task import load_task
 from examples.quality import digits, real, text
 from examples.quality.cells import Cell, Method, Outcome, Scalar, read, run_all
@@ -49,8 +50,10 @@ def test_synchronous_diloco_that_merges_all_the_time_learns_as_data_parallel_doe
 
 
 def test_momentum_is_low_where_contributions_come_late(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An upload and a download take three quarters of H each, so that most work is a version late: as many
-    digits are right as with quick links. With the momentum that suits those, the run diverges."""
+    """An upload and a download take three quarters of H each, and no round waits for versions to spread, so
+    that most work is a version late: as many digits are right as with quick links. With the momentum that suits
+    those, the run diverges."""
+    monkeypatch.setattr(board, "SPREAD_FREE", math.inf)
     settings: dict[str, Scalar] = {"round.every_steps": 8, "fragments.num": 2}
     cell = Cell(
         method="decoupled", learners=2, steps=390, settings=settings, pace=(1.0, 1.13), lag=6.0
