@@ -68,13 +68,13 @@ def plays(folder: Path, words: str) -> bool:
 @pytest.mark.timeout(300)
 def test_a_demo_with_a_death_and_a_late_joiner(folder: Path) -> None:
     """One JSON document on stdout; the loss fell, the ledger balances, the model lies there."""
-    demo = start(folder, "--commits", "96", "--json")
+    demo = start(folder, "--commits", "200", "--json")
     out, err = demo.communicate(timeout=PATIENCE_S * 3)
     assert demo.returncode == 0, err
     (line,) = out.splitlines()
     report = json.loads(line)
     assert report["problems"] == []
-    assert report["commits"] == 96
+    assert report["commits"] == 200
     assert (report["killed"], report["joined_late"]) == (["learner-3"], ["learner-4"])
     assert report["loss"]["last"] < 2.6 < 5.0 < report["loss"]["first"]
     tokens = report["tokens"]
