@@ -370,6 +370,7 @@ class LearnerMachine:
     def wanted(self) -> list[FragmentState]:
         """Versions to stage now: newer than what is adopted and staged; the most needed first.
 
+        That is the fragment that is most versions behind, so that over a slow link none waits for ever.
         To re-align takes all fragments, so those without a staged version come before newer ones
         of others: however fast the run publishes, a slow link gathers a whole model.
         """
@@ -379,7 +380,11 @@ class LearnerMachine:
             newer = (state.line, state.version) > self._have(track)
             if newer or (not self.aligned and track.staged is None):
                 wanted.append(state)
-        if not self.aligned:
+        if self.aligned:
+            wanted.sort(
+                key=lambda state: self._have(self.tracks[state.fragment])[1] - state.version
+            )
+        else:
             wanted.sort(key=lambda state: self.tracks[state.fragment].staged is not None)
         return wanted
 

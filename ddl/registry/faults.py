@@ -40,7 +40,7 @@ class _Fault(NamedTuple):
 _UNREACHABLE = _Fault(
     RegistryUnavailableError,
     "Redis at {where} cannot be reached: {detail}",
-    "Check that it runs there, and that this is the address that was meant (DDL_REDIS may say it)",
+    "Check that it runs and that the address is right (DDL_REDIS may name another)",
 )
 _SILENT = _Fault(
     RegistryUnavailableError,

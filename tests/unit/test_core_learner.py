@@ -312,6 +312,16 @@ def test_a_round_from_another_version_is_another_round() -> None:
     assert [(s.fragment, s.launch) for s in learner.plan(100.0).snapshots] == [(0, 2_000_001)]
 
 
+def test_the_fragment_that_is_most_behind_is_staged_first() -> None:
+    """In the order of their numbers the last ones waited for ever, over a link that is too slow for all."""
+    learner = aligned()
+    learner.on_fragments([state(0, 1), state(1, 1)])
+    assert [s.fragment for s in learner.wanted()] == [0, 1]
+    learner.on_staged(0, Staged(1, 0, ref("f0v1").sha256))
+    learner.on_fragments([state(0, 2), state(1, 2)])
+    assert [s.fragment for s in learner.wanted()] == [1, 0]
+
+
 def test_the_most_overdue_fragments_go_first_and_few_at_a_time() -> None:
     """At most two uploads wait, those with the most steps not handed in; a drain takes all."""
     learner = LearnerMachine(
