@@ -319,7 +319,7 @@ def test_no_version_is_waited_for_longer_than_four_times_h(num_fragments: int) -
     assert 31.0 < median(apart_s) < 40.0  # or as soon as a slot is free
     for learner in run.learners.values():  # no fragment waits for ever behind those before it
         versions = [state.version for state in run.services.fragments.values()]
-        assert all(new - old <= 3 for new, old in zip(versions, learner.machine.held, strict=True))
+        assert all(new - old <= 6 for new, old in zip(versions, learner.machine.held, strict=True))
     checked(run)
 
 
