@@ -28,6 +28,7 @@ from ddl.store.base import Store
 from ddl.store.search import last_present
 
 READERS: Final = 8
+"""Threads that read a long log, if nobody asks for another number."""
 
 _FEW: Final = 16
 """Fewer records are not worth the threads."""

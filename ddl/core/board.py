@@ -103,7 +103,7 @@ class Board:
 
     def _spread_by(self, fragment: int) -> float:
         """From when on a round of a fragment may open, as far as its newest version is concerned: where
-        versions spread slowly, when all train on it, or most do and the rest have had half as long again, or
+        versions spread slowly, when all train on it, or half do and the rest have had half as long again, or
         it takes too long. Before, what is handed in would be late by a version more each time."""
         opened_at, every_steps = self.pace.opened_at(fragment), self._log.settings.round.every_steps
         every_s = every_steps * (self._pace_step_s() or 0.0)
