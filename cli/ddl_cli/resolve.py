@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
@@ -63,12 +64,14 @@ class Place:
         redis_url: its control plane; None when nothing named one. May hold a password.
         store_url: its object store; None when only Redis can tell.
         store: how that store is spoken to.
+        task_file: the task that a settings file names, found beside it; None without such a file.
     """
 
     run: str
     redis_url: str | None
     store_url: str | None
     store: StoreSettings
+    task_file: Path | None = None
 
     @property
     def typed(self) -> str:
@@ -162,6 +165,7 @@ def resolve(
             redis_url=check_redis_url(redis_url or settings.redis.url),
             store_url=store_url or settings.store.url,
             store=settings.store,
+            task_file=address.toml_path.parent / settings.task.file,
         )
     settings = config.load(environment=environment, flags=flags).settings
     assert address.run is not None, "only a settings file leaves the name open"

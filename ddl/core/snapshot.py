@@ -162,6 +162,7 @@ def _run_view(run: RunRecord, settings: Settings, head: Head | None) -> RunView:
         stop_tokens=settings.stop.tokens,
         stop_commits=settings.stop.commits,
         quorum=settings.round.quorum,
+        every_steps=settings.round.every_steps,
         num_parameters=run.layout.num_parameters,
         num_fragments=run.layout.num_fragments,
         created_at=run.created_at,

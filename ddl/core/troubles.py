@@ -7,7 +7,8 @@ meanwhile; what has passed is an event. Those that stop the run come first.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from statistics import fmean
+from itertools import pairwise
+from statistics import fmean, median
 from typing import Final
 
 from ddl.core.membership import PRESENT
@@ -19,6 +20,12 @@ FEW_RATIO: Final = 0.5
 
 FEW_ROUNDS: Final = 4
 """So many of them in a row are worth a word."""
+
+SELDOM_RATIO: Final = 2.0
+"""Rounds that come so many times more seldom than asked for are worth a word."""
+
+SELDOM_ROUNDS: Final = 9
+"""So many versions tell how often they come: by the median, which one pause of the run does not move."""
 
 STARVED_S: Final = 60.0
 """An upload that would take longer than this, at the speed it has had so far, starves."""
@@ -331,6 +338,27 @@ def _participation(shown: RunSnapshot) -> Iterator[Trouble]:
         )
 
 
+def _seldom(shown: RunSnapshot) -> Iterator[Trouble]:
+    """Nothing is lost and nobody waits, but a model that is merged so seldom learns less."""
+    run = shown.run
+    at = [fact.at for fact in shown.events if fact.name == "version.published"][-SELDOM_ROUNDS:]
+    steps_s = [one.step_s for one in shown.learners if one.state == "training" and one.step_s]
+    if len(at) < SELDOM_ROUNDS or not steps_s or not run.num_fragments or run.state != "running":
+        return
+    every_s = median(later - sooner for sooner, later in pairwise(at))
+    wanted_s = run.every_steps * median(steps_s) / run.num_fragments
+    if every_s > SELDOM_RATIO * wanted_s:
+        yield Trouble(
+            name="rounds.seldom",
+            alarm=False,
+            what=f"a version comes every {every_s:.1f} s, not every {wanted_s:.1f} s as "
+            f"round.every_steps = {run.every_steps} asks for: hand-ins, or versions, are that long on their way",
+            cure='smaller ones (codec.up = "int4", codec.down = "int4-step"), or a larger '
+            "round.every_steps; `ddl plan` tells what links bear",
+            since_at=at[0],
+        )
+
+
 def _heat(shown: RunSnapshot) -> Iterator[Trouble]:
     merges = [fact for fact in shown.events if fact.name == "version.published"][-FEW_ROUNDS:]
     cosines = [fact.fields.get("cos_prev") for fact in merges]
@@ -366,4 +394,4 @@ def _names(names: Sequence[str]) -> str:
 
 _Looks = tuple[Callable[[RunSnapshot], Iterator[Trouble]], ...]
 _BY_RECORDS: Final[_Looks] = (_state, _coordinator, _redis, _heat, _clock)
-_BY_BEATS: Final[_Looks] = (_store, _rounds, _learners, _uploads, _participation)
+_BY_BEATS: Final[_Looks] = (_store, _rounds, _learners, _uploads, _participation, _seldom)

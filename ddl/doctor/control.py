@@ -182,7 +182,7 @@ def persistence(info: Mapping[str, Any], save_rules: str | None) -> Check:
     seen = "appendonly is off and no snapshots are set" if save_rules == "" else "appendonly is off"
     return warn(
         name,
-        f"{seen}: after a restart it is empty, and open rounds are lost",
+        f"{seen}: after a restart it is empty; a run goes on from its log, its open rounds are lost",
         "CONFIG SET appendonly yes (and in its configuration file)",
     )
 

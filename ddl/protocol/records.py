@@ -581,6 +581,7 @@ class RunView(Record, frozen=True, kw_only=True):
     stop_tokens: int = 0
     stop_commits: int = 0
     quorum: int = 1
+    every_steps: int = 0
     num_parameters: int = 0
     num_fragments: int = 0
     versions: tuple[int, ...] = ()

@@ -69,6 +69,7 @@ def test_the_task_s_model_is_counted_fragment_by_fragment(tmp_path: Path) -> Non
     made = planned(str(toml), "--task", str(tmp_path / "task.py"))
     assert (made.parameters, made.num_fragments) == (27, 2)
     assert made.every_steps == 4, "from run.toml"
+    assert planned(str(toml)) == made, "the file names its task itself"
 
 
 def test_settings_and_links_count() -> None:

@@ -270,6 +270,18 @@ def test_a_learner_whose_task_is_bad_was_never_there(
     assert setting.left() == before
 
 
+def test_a_learner_takes_the_task_that_its_run_toml_names(setting: Setting, ddl: Ddl) -> None:
+    """Found beside that file, from any folder; an address tells none, so one must be given with it."""
+    (setting.folder / "task.py").write_text("raise RuntimeError('read')\n")
+    told = ddl(*setting.arguments("learner join {good}"))
+    assert told.code == 2, told
+    assert f"{setting.folder}/task.py" in told.err
+    assert "RuntimeError: read" in told.err
+    told = ddl("learner", "join", setting.words["run"])
+    assert told.code == 2, told
+    assert "no task file is named, and an address tells none. Give --task FILE" in told.err
+
+
 def test_a_learner_waits_for_its_run_and_names_those_that_are_there(
     setting: Setting, ddl: Ddl
 ) -> None:

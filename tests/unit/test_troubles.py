@@ -270,6 +270,18 @@ def test_few_of_many() -> None:
     assert "rounds.few" not in troubles(**many, facts=enough)
 
 
+def test_rounds_that_come_seldom() -> None:
+    """H = 24 at 0.1 s a step and two fragments asks for one every 1.2 s; one long gap, a pause, is no trouble."""
+    every = {"learners": {"anna": learner("anna", step_s=0.1)}, "beats": {"anna": NOW}}
+    seldom = tuple(merged(40.0 - 4.0 * n, n, n % 2, "anna/1/f0/8") for n in range(9))
+    trouble = troubles(**every, facts=seldom)["rounds.seldom"]
+    assert trouble.what.startswith("a version comes every 4.0 s, not every 1.2 s as")
+    assert trouble.since_at == NOW - 40.0
+    often = tuple(merged(9.0 - n, n, n % 2, "anna/1/f0/8") for n in range(8))
+    paused = (merged(100.0, 0, 0, "anna/1/f0/8"), *often)
+    assert "rounds.seldom" not in troubles(**every, facts=paused)
+
+
 def test_who_came_after_the_rounds_is_not_missed_in_them() -> None:
     """One learner was alone while they closed; seven joined since: nothing is wrong."""
     names = [f"l{n}" for n in range(8)]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from ddl.errors import ConfigError
 from ddl.learner.departure import Departed, Departure
 from ddl.limits import JOIN_WAIT_S
 from ddl.protocol.address import parse_address
@@ -52,9 +53,13 @@ def join(
         ),
     ],
     task: Annotated[
-        Path,
-        typer.Option(metavar="FILE", help="Task file: defines build(ctx).", show_default=False),
-    ],
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Task file: defines build(ctx); else the one that the run.toml names.",
+            show_default=False,
+        ),
+    ] = None,
     redis: RedisOption = None,
     learner: Annotated[
         str | None,
@@ -104,7 +109,12 @@ def join(
     args = {k: scalar(v) for k, v in key_values(arg or [], option="--arg").items()}
     if parse_address(address).toml_path is not None:
         place = resolve(address, redis=redis)
-        address, redis = place.run, place.redis_url
+        address, redis, task = place.run, place.redis_url, task or place.task_file
+    if task is None:
+        raise ConfigError(
+            "no task file is named, and an address tells none",
+            hint="Give --task FILE: the file that defines build(ctx)",
+        )
     try:
         with Departure() as departure:  # before torch is imported, which takes seconds
             from ddl.learner.run import TaskOptions, run_task

@@ -44,7 +44,11 @@ def plan(
     ] = None,
     task: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Build its model and count, in place of --parameters."),
+        typer.Option(
+            metavar="FILE",
+            help="Build its model and count; else, without --parameters, that of RUN.toml.",
+            show_default=False,
+        ),
     ] = None,
     learners: Annotated[
         int, typer.Option(metavar="N", min=1, help="That train at the same time.")
@@ -89,7 +93,7 @@ def plan(
         file, environment=os.environ, flags=key_values(changes or [], option="--set")
     )
     situation = Situation(
-        fragments=_fragments(loaded, parameters, task),
+        fragments=_fragments(loaded, file, parameters, task),
         learners=learners,
         step_s=step_s,
         up_bytes_per_s=up_mbit * 1e6 / 8,
@@ -107,15 +111,23 @@ def plan(
     typer.echo(canonical(made) if as_json else "\n".join(_lines(made, step_s)))
 
 
-def _fragments(loaded: Loaded, parameters: str | None, task: Path | None) -> tuple[int, ...]:
+def _fragments(
+    loaded: Loaded, file: Path | None, parameters: str | None, task: Path | None
+) -> tuple[int, ...]:
     """Elements in each fragment: of the model that the task builds, or equal parts of a count."""
-    if (parameters is None) == (task is None):
+    if parameters is not None and task is not None:
         raise ConfigError(
-            "the size of the model is not known" if task is None else "its size is said twice",
-            hint="Give --parameters 1.3B, or --task FILE",
+            "the model's size is said twice", hint="Give --parameters 1.3B, or --task FILE"
         )
+    if parameters is not None:
+        return _equal_parts(count(parameters, option="--parameters"), loaded.settings)
     if task is None:
-        return _equal_parts(count(parameters or "", option="--parameters"), loaded.settings)
+        if file is None:
+            raise ConfigError(
+                "the size of the model is not known",
+                hint="Give RUN.toml, --parameters 1.3B, or --task FILE",
+            )
+        task = file.parent / loaded.settings.task.file
     from ddl.coordinator.genesis import build_model
 
     _, layout = build_model(loaded.settings, task)
