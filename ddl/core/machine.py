@@ -95,7 +95,6 @@ class Machine:
         self.job: Job | None = None
         self._requests = requests.Queue()
         self._failed_merges = 0
-        self._followed = False
         self._early: dict[HandinId, Handin] = {}
         self._due_at = float("-inf")
         self._chosen_at = -1
@@ -280,7 +279,6 @@ class Machine:
         job, self.job = self.job, None
         assert job is not None
         assert job.record == record
-        self._followed = False
         if record.kind == "step":
             self.board.pace.note_waits(record.waits)
             self._failed_merges = 0
@@ -293,7 +291,6 @@ class Machine:
             return
         # A predecessor's word: follow it, and do our own work again on top of it. It may not be the
         # last one, which only a record of our own can tell.
-        self._followed = True
         self._abandon_job()
         yield from self._follow(record, digest, now)
 
@@ -398,8 +395,9 @@ class Machine:
                 yield from self._write("receipts", now)
             else:
                 self._wake_by(self.inbox.unlogged_since + RECEIPTS_WAIT_S)
-        elif self._early or (self._followed and self.log.state != "running"):
-            # in a run that goes on there is soon a step, unless all waits for what we do not know
+        elif self._early or (self.log.epoch < self.epoch and self.log.state != "running"):
+            # A predecessor's last record may have come after we read the log: the one that ends a pause,
+            # say. In a run that goes on our own step soon finds it, unless all waits for what we do not know.
             yield from self._write("receipts", now)
 
     def _outer_choice(self) -> preset.Choice | None:

@@ -58,9 +58,11 @@ def test_a_record_does_not_hide_what_an_old_copy_of_redis_lacks(world: World) ->
     assert list(redis.tables.receipts.values()) == [lost]
 
 
-def test_a_run_that_stands_still_is_followed_to_the_end_of_its_log(world: World) -> None:
-    """A coordinator finds a record of its predecessor where its own was to go: the run is paused. It
-    has nothing more to write then, and still has to look for the record after it: the run goes on."""
+@pytest.mark.parametrize("read", [0, 1])
+def test_a_run_that_stands_still_is_followed_to_the_end_of_its_log(world: World, read: int) -> None:
+    """A coordinator finds a record of its predecessor where its own was to go, or has read it at its
+    start: the run is paused. It has nothing more to write then, and still has to look for the record
+    after it, which may have come late: the run goes on (seed 705331)."""
     predecessor = LogState.genesis(world.run)
 
     def word(state: str, request: str) -> e.RecordTaken:
@@ -79,9 +81,11 @@ def test_a_run_that_stands_still_is_followed_to_the_end_of_its_log(world: World)
 
     words = [word("paused", "a"), word("running", "b")]
     log = LogState.genesis(world.run)
+    for taken in words[:read]:
+        log.apply(taken.record, taken.digest)
     machine = Machine(run="sim", log=log, epoch=2, holder="two", ddl_version="0")
     commands = machine.step(e.Requested(Request(id="a", kind="pause", who="me")), 0.0)
-    for taken in words:
+    for taken in words[read:]:
         (ours,) = [c.record for c in commands if isinstance(c, e.WriteRecord)]
         assert ours.seq == taken.record.seq
         commands = machine.step(taken, 0.0)
