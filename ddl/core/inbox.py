@@ -158,7 +158,9 @@ class Inbox:
             order = Order(kind="realign", incarnation=handin.incarnation, reason=verdict.reason)
             yield e.GiveOrder(member.id, order)
 
-    def receipt(self, handin: Handin, verdict: Verdict, *, weight: float = 0.0) -> Receipt:
+    def receipt(
+        self, handin: Handin, verdict: Verdict, *, weight: float = 0.0, version: int = 0
+    ) -> Receipt:
         """The receipt of a contribution that is about to get this fate."""
         pending = self.pending.get(handin.id)
         head = self._log.fragments[handin.fragment]
@@ -171,6 +173,7 @@ class Inbox:
             reason=verdict.reason,
             weight=weight,
             norm=pending.norm if pending else None,
+            version=version,
             staleness=selection.staleness(handin, head.version),
             steps=handin.steps,
             tokens=handin.tokens,

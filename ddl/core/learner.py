@@ -21,7 +21,7 @@ nothing is left in u, or after `DRAIN_RATIO` of `drain_s`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Final, Literal, NamedTuple
 
 from ddl.config import Settings
@@ -32,6 +32,7 @@ from ddl.protocol.records import (
     BeatReply,
     FragmentState,
     Handin,
+    HandinId,
     Head,
     LogRecord,
     Order,
@@ -67,19 +68,25 @@ class Snapshot(NamedTuple):
 
 
 class Adoption(NamedTuple):
-    """Take in the staged version of this fragment. `realign` throws u away in every mode."""
+    """Take in the staged version of this fragment. `realign` throws u away in every mode.
+
+    `in_flight`: what was handed in last is not in this version, and must not be lost meanwhile.
+    """
 
     fragment: int
     version: int
     realign: bool
+    in_flight: bool = False
 
 
 class Staged(NamedTuple):
-    """A version that lies verified in host memory; `hash` was computed from those very bytes."""
+    """A version that lies verified in host memory; `hash` was computed from those very bytes, and
+    record `seq` made it."""
 
     version: int
     line: int
     hash: str
+    seq: int = 0
 
 
 class Outstanding(NamedTuple):
@@ -116,7 +123,12 @@ def _names(pull: Round) -> tuple[int, int]:
 
 
 class Track:
-    """One fragment as this learner holds it."""
+    """One fragment as this learner holds it.
+
+    `in_flight`: what this life handed in last is in its weights, and in no version it has adopted.
+    `merged_into` is the version that its receipt names, 0 before. Up to record `missing_at` the log
+    is known not to have the outstanding contribution.
+    """
 
     __slots__ = (
         "answered",
@@ -124,7 +136,10 @@ class Track:
         "encoding",
         "handed_in",
         "hash",
+        "in_flight",
         "in_u",
+        "merged_into",
+        "missing_at",
         "oldest_base",
         "outstanding",
         "seq",
@@ -146,6 +161,9 @@ class Track:
         self.encoding = False
         self.uploading = False
         self.outstanding: Outstanding | None = None
+        self.in_flight = False
+        self.merged_into = 0
+        self.missing_at = -1
 
 
 class LearnerMachine:
@@ -208,8 +226,12 @@ class LearnerMachine:
                 track.oldest_base = track.version
             track.in_u += amount
 
-    def on_beat(self, reply: BeatReply) -> list[Receipt]:
-        """The registry answered a beat. Returns receipts of ours that were not known."""
+    def on_beat(self, reply: BeatReply, asked: Collection[HandinId] | None = None) -> list[Receipt]:
+        """The registry answered a beat. Returns receipts of ours that were not known.
+
+        Args:
+            asked: the contributions that the beat named; None for all that are outstanding.
+        """
         if reply.coordinated:
             self._offline_since = None
         if reply.incarnation > self.incarnation:
@@ -233,6 +255,14 @@ class LearnerMachine:
             pull = self.pulls.get(receipt.fragment)
             if receipt.fate == "merged" and pull and receipt.fragment not in open_now:
                 self.tracks[receipt.fragment].answered = _names(pull)
+        if reply.head is not None:
+            for fragment, track in enumerate(self.tracks):
+                waiting = track.outstanding
+                if waiting and (
+                    asked is None
+                    or HandinId(self.learner, waiting[0], fragment, waiting[1]) in asked
+                ):
+                    track.missing_at = max(track.missing_at, reply.head.seq)
         return taken
 
     def on_silence(self, now: float) -> None:
@@ -257,11 +287,15 @@ class LearnerMachine:
                 fragment=step.fragment,
                 version=step.version_after,
                 line=record.line,
+                seq=record.seq,
                 published=step.published,
                 step=step.step,
             )
             for step in record.fragments
         )
+        for track in self.tracks:
+            if track.missing_at == record.seq - 1:
+                track.missing_at = record.seq  # unless its receipt is among these
         self._follow(
             Head(
                 seq=record.seq,
@@ -296,12 +330,15 @@ class LearnerMachine:
         track.handed_in -= amount
         track.discarded += amount
         track.outstanding = None
-        track.encoding = track.uploading = False
+        track.encoding = track.uploading = track.in_flight = False
         self.aligned = False
 
     def on_announced(self, fragment: int) -> None:
-        """The payload is stored and its announcement is in Redis."""
-        self.tracks[fragment].uploading = False
+        """The payload is stored, and its announcement is on its way to Redis."""
+        track = self.tracks[fragment]
+        if track.uploading and self.head is not None:
+            track.missing_at = self.head.seq  # no record can have it so far
+        track.uploading = False
 
     def on_inherited(self, handin: Handin) -> None:
         """A predecessor's spooled contribution is announced again under its old id."""
@@ -345,7 +382,8 @@ class LearnerMachine:
             track.in_u = Amount()
             amount = Amount(steps=snapshot.steps, tokens=snapshot.tokens)
             track.outstanding = Outstanding(self.incarnation, snapshot.seq, amount)
-            track.encoding = track.uploading = True
+            track.encoding = track.uploading = track.in_flight = True
+            track.merged_into, track.missing_at = 0, -1
         for adoption in plan.adoptions:
             self._adopt(adoption)
         if plan.adoptions and plan.adoptions[0].realign:
@@ -358,6 +396,7 @@ class LearnerMachine:
         assert track.staged is not None
         assert track.staged.version == adoption.version
         track.version, track.hash = track.staged.version, track.staged.hash
+        track.in_flight = adoption.in_flight
         self.line = max(self.line, track.staged.line)
         track.staged = None
         mode = "overwrite" if adoption.realign else self.settings.adopt.mode
@@ -529,15 +568,35 @@ class LearnerMachine:
             return ()
         if self.aligned:
             return tuple(
-                Adoption(p, s.version, realign=False)
+                Adoption(p, s.version, realign=False, in_flight=self._lacks(s, self.tracks[p]))
                 for p, s in staged.items()
-                if s.line == self.line and p not in snapshotted and not self.tracks[p].encoding
+                if s.line == self.line
+                and p not in snapshotted
+                and self._may_adopt(s, self.tracks[p])
             )
         # All fragments at once and of one line, or the learner would stand between two models.
         whole = len(staged) == len(self.tracks) and len({s.line for s in staged.values()}) == 1
         if not whole or any(track.encoding for track in self.tracks):
             return ()
         return tuple(Adoption(p, s.version, realign=True) for p, s in staged.items())
+
+    @staticmethod
+    def _may_adopt(staged: Staged, track: Track) -> bool:
+        """Whether it is known if the version has what is in flight. The table of versions may be
+        newer than the receipts that were heard; the next beat tells. Only what a coordinator found in the
+        store before it was announced, when Redis had lost the run, is then thought to be missing that is not:
+        it weighs double in this learner's weights until the next version, and never in what it hands in."""
+        if track.encoding:
+            return False
+        is_settled = not track.in_flight or track.outstanding is None
+        return is_settled or track.uploading or track.missing_at >= staged.seq
+
+    @staticmethod
+    def _lacks(staged: Staged, track: Track) -> bool:
+        """Whether a version that may be adopted lacks what was handed in last."""
+        return track.in_flight and (
+            track.outstanding is not None or track.merged_into > staged.version
+        )
 
     @property
     def run_is_paused(self) -> bool:
@@ -613,6 +672,8 @@ class LearnerMachine:
             if waiting is None or waiting[:2] != (receipt.incarnation, receipt.seq):
                 continue
             track.outstanding = None
+            track.merged_into = receipt.version
+            track.in_flight &= receipt.fate == "merged"
             taken.append(receipt)
             if receipt.fate != "merged":
                 track.answered = None  # as if it had never been: the round may still wait for us

@@ -57,7 +57,7 @@ LATELY_CYCLES: Final = 4
 
 
 class FragmentHead(msgspec.Struct, kw_only=True):
-    """Newest version of one fragment.
+    """Newest version of one fragment, made by record `seq`.
 
     `hashes`: SHA-256 of the published payloads of the last `HISTORY` versions of this line, the
     newest last.
@@ -67,6 +67,7 @@ class FragmentHead(msgspec.Struct, kw_only=True):
 
     version: int
     line: int
+    seq: int = 0
     published: ObjectRef
     outer: ObjectRef | None = None
     step: ObjectRef | None = None
@@ -232,6 +233,7 @@ class LogState(msgspec.Struct, kw_only=True):
             fragment=fragment,
             version=head.version,
             line=head.line,
+            seq=head.seq,
             published=head.published,
             step=head.step,
         )
@@ -282,7 +284,7 @@ class LogState(msgspec.Struct, kw_only=True):
         for step in record.fragments:
             head = self.fragments[step.fragment]
             head.version = step.version_after
-            head.line = record.line
+            head.line, head.seq = record.line, record.seq
             head.published, head.outer, head.step = step.published, step.outer, step.step
             if record.kind == "rollback":
                 head.hashes = []  # what was learned on the old line is of no use on the new one

@@ -227,8 +227,10 @@ class Machine:
             return
         round_ = job.round
         assert event.step.fragment == round_.fragment
+        version, verdict = event.step.version_after, Verdict("merged", "")
         merged = [
-            self.inbox.receipt(i.handin, Verdict("merged", ""), weight=i.weight) for i in job.inputs
+            self.inbox.receipt(i.handin, verdict, weight=i.weight, version=version)
+            for i in job.inputs
         ]
         carried = [str(p.handin.id) for p in self.inbox.of(round_.fragment) if p.phase != "merging"]
         quorum_at = job.closed_at if round_.quorum_at is None else round_.quorum_at

@@ -139,7 +139,7 @@ class BeatThread(Worker):
         with shared.changed:
             machine = shared.machine
             seq_before = machine.head.seq if machine.head else -1
-            receipts = machine.on_beat(reply)
+            receipts = machine.on_beat(reply, {handin.id for handin in handins})
             if not reply.coordinated:
                 machine.on_silence(session.clock.monotonic())
             must_register = machine.must_register

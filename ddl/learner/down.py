@@ -91,7 +91,7 @@ class DownThread(Worker):
             self._keep_base(self._bases, p, data)
         with shared.changed:
             shared.staged[p] = StagedFragment(fragment.weights, fragment.buffers)
-            staged = Staged(state.version, state.line, state.published.sha256)
+            staged = Staged(state.version, state.line, state.published.sha256, state.seq)
             shared.machine.on_staged(p, staged)
             shared.changed.notify_all()
         self._session.troubles.end(DOWNLOADS, CHECKS)

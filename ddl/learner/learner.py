@@ -289,6 +289,7 @@ class Learner:
                     mode=settings.mode,
                     alpha=settings.alpha,
                     mastered=mastered,
+                    in_flight=adoption.in_flight,
                 )
             self._port.assign({**values, **fragment.buffers})
 

@@ -47,7 +47,8 @@ class UpThread(Worker):
         self._voice = voice
         self._movements = movements
         self._queue: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._buffer = bytearray()
+        # of each fragment, for what is in flight is read again when a version without it is adopted
+        self._buffers = [bytearray() for _ in movements]
         self._spoiled = 0
         self._again: set[HandinId] = set()
 
@@ -109,13 +110,14 @@ class UpThread(Worker):
                 taken.copy.buffers,
                 codec,
                 handin.header,
-                self._buffer,
+                self._buffers[fragment],
             )
         except TaskError as error:
             self._on_spoiled(fragment, error)
             return
-        if len(encoded.buffer) > len(self._buffer) and isinstance(encoded.buffer.obj, bytearray):
-            self._buffer = encoded.buffer.obj  # grown once to the largest fragment, then reused
+        buffer = encoded.buffer.obj
+        if len(encoded.buffer) > len(self._buffers[fragment]) and isinstance(buffer, bytearray):
+            self._buffers[fragment] = buffer  # grown once, then reused
         movement.handed_in(encoded.decoded)
         self._spoiled = 0
         with shared.changed:

@@ -7,6 +7,11 @@ What has not been handed in is u = theta - R, whatever happens:
     adopt      theta := Theta + k*u,  R := Theta      k = 1 carry, 0 overwrite, alpha blend
     re-align   theta := Theta,        R := Theta
 
+What was handed in and is not in the version yet, a delta in flight, is no part of u. A learner that adopts
+meanwhile would go on without it, and get it back with a later version: it would train for a while where it
+has never been. So its own view of the version has it: Theta - k*decoded(delta) stands for Theta then. Alone,
+with lr 1 and no momentum, a learner so goes the way that it would go without any run, however slow its links.
+
 What a lossy codec leaves out of a delta stays in u by itself: error feedback without a second
 buffer. And since a parameter in bf16 or fp16 cannot hold Theta + k*u, R is set so that u comes out
 right: R := (what theta really becomes) - k*u. Rounding is so never handed in as work, and a learner
@@ -44,6 +49,7 @@ class Movement:
         """Start without an anchor. Only the parameters among `specs` move."""
         self._specs = [spec for spec in specs if spec.kind == "parameter"]
         self._anchor: dict[str, Tensor] = {}
+        self._in_flight: Mapping[str, Flat] = {}
 
     @property
     def anchor(self) -> Mapping[str, Tensor]:
@@ -69,7 +75,11 @@ class Movement:
         }
 
     def handed_in(self, decoded: Mapping[str, Flat]) -> None:
-        """Take off the anchor what the coordinator will read of the delta: R := R - decoded."""
+        """Take off the anchor what the coordinator will read of the delta: R := R - decoded.
+
+        `decoded` must stay readable until the next `handed_in`: it is in flight.
+        """
+        self._in_flight = decoded
         scratch = torch.empty(TILE)
         for spec in self._specs:
             anchor = self._anchor[spec.name].view(-1)
@@ -84,26 +94,39 @@ class Movement:
         mode: Mode,
         alpha: float = 0.0,
         mastered: Container[str] = (),
+        in_flight: bool = False,
     ) -> dict[str, Tensor]:
         """Move to a published version; the caller sets its parameters to the result.
 
         Args:
             theta: weights as they are now, on the host, in the parameters' own type or fp32.
-            published: Theta, fp32. A result may share its memory.
+            published: Theta, fp32; used up, for a result may share its memory.
             mode: what happens to u.
             alpha: what blend keeps of u.
             mastered: parameters of which theta is an fp32 master copy: nothing of them is rounded.
+            in_flight: what was handed in last is not in this version.
         Returns:
             The new weights, in the parameters' own type; fp32 of those with a master copy.
         """
         keep = {"carry": 1.0, "overwrite": 0.0, "blend": alpha}[mode]
         moved = {}
+        if in_flight and keep:
+            self._take_in(published, keep)
         for spec in self._specs:
             dtype = torch.float32 if spec.name in mastered else dtype_of(spec)
             moved[spec.name] = self._move(
                 self._anchor[spec.name], theta[spec.name], published[spec.name], keep, dtype
             )
         return moved
+
+    def _take_in(self, published: Mapping[str, Tensor], keep: float) -> None:
+        """Theta := Theta - keep * decoded, of what is in flight."""
+        scratch = torch.empty(TILE)
+        for spec in self._specs:
+            values = published[spec.name].view(-1)
+            for start, stop in tiles(spec.numel):
+                coded = self._in_flight[spec.name].read(start, stop, scratch)
+                values[start:stop].sub_(coded, alpha=keep)
 
     def realign(
         self, published: Mapping[str, Tensor], *, mastered: Container[str] = ()

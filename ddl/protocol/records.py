@@ -159,7 +159,8 @@ class HandinId(NamedTuple):
 class Receipt(Record, frozen=True, kw_only=True):
     """The fate of one contribution. It counts only once it stands in the log.
 
-    `norm` is the L2 norm of the decoded movement; `weight` is what it was merged with.
+    `norm` is the L2 norm of the decoded movement; `weight` is what it was merged with. `version` is
+    that of its fragment which it was merged into, 0 if it was not.
     """
 
     learner: str
@@ -170,6 +171,7 @@ class Receipt(Record, frozen=True, kw_only=True):
     reason: str = ""
     weight: float = 0.0
     norm: float | None = None
+    version: int = 0
     staleness: int = 0
     steps: int
     tokens: int
@@ -357,11 +359,12 @@ class Head(Record, frozen=True, kw_only=True):
 
 
 class FragmentState(Record, frozen=True, kw_only=True):
-    """The newest version of one fragment and where it lies."""
+    """The newest version of one fragment and where it lies. `seq` is that of its record."""
 
     fragment: int
     version: int
     line: int
+    seq: int = 0
     published: ObjectRef
     step: ObjectRef | None = None
 

@@ -51,6 +51,7 @@ class Judge:
         receipts: every receipt in it.
         books: what learners handed in, by id: the announcement and what a reader decodes.
         seen: contributions that a coordinator knew of.
+        announced: contributions that were announced before they had a receipt.
     """
 
     def __init__(self, world: World) -> None:
@@ -59,6 +60,7 @@ class Judge:
         self.log = LogState.genesis(world.run)
         self.receipts: dict[HandinId, Receipt] = {}
         self.received_at: dict[HandinId, float] = {}
+        self.announced: set[HandinId] = set()
         self.books: dict[HandinId, tuple[Handin, int]] = {}
         self.committed_at: list[float] = [world.timeline.now] * world.num_fragments
         self._totals: dict[Life, Amount] = {}
@@ -196,6 +198,11 @@ class Judge:
         if handin.total != total:
             raise ViolationError(f"{id_} says {handin.total} in all, not {total}")
 
+    def on_announcing(self, id_: HandinId) -> None:
+        """A learner is about to announce what lies in the store, where it may have been found already."""
+        if id_ not in self.receipts:
+            self.announced.add(id_)
+
     def on_adoption(self, learner: Learner, adoption: Adoption, value: int, sha256: str) -> None:
         """A learner takes a version up."""
         if self._published.get((adoption.fragment, adoption.version)) != (sha256, value):
@@ -203,6 +210,23 @@ class Judge:
                 f"{learner.name} adopts f{adoption.fragment} v{adoption.version}, which is not what "
                 "was published as that"
             )
+        last = learner.movements[adoption.fragment].last
+        if last is not None and not adoption.realign:
+            self._check_flight(last, adoption)
+
+    def _check_flight(self, last: HandinId, adoption: Adoption) -> None:
+        """What a learner handed in last is in the version that it adopts, or on top of it, not both; and
+        neither if it came to nothing. What a coordinator has found in the store before it was announced may
+        be counted double until the next version."""
+        receipt = self.receipts.get(last)
+        is_merged = receipt is not None and receipt.fate == "merged"
+        is_in = is_merged and receipt is not None and receipt.version <= adoption.version
+        if adoption.in_flight and is_in and last in self.announced:
+            raise ViolationError(
+                f"{last} is in v{adoption.version}, and taken in once more with it"
+            )
+        if not adoption.in_flight and (receipt is None or (is_merged and not is_in)):
+            raise ViolationError(f"{last} is not in v{adoption.version}, and forgotten with it")
 
     # ---- coordinators -------------------------------------------------------------------------
 

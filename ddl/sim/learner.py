@@ -249,7 +249,10 @@ class Learner(Process):
             mode = "overwrite" if adoption.realign else machine.settings.adopt.mode
             alpha = machine.settings.adopt.alpha
             keep = {"carry": 1.0, "blend": alpha, "overwrite": 0.0}[mode]
-            self.movements[adoption.fragment].adopt(value, keep=keep)
+            movement = self.movements[adoption.fragment]
+            movement.adopt(value, keep=keep, in_flight=adoption.in_flight)
+            if adoption.realign:
+                movement.last = None
             self._u_steps[adoption.fragment] = int(keep * self._u_steps[adoption.fragment])
             self.say(
                 "adopts",
@@ -347,7 +350,7 @@ class Learner(Process):
         norm = snapshot.steps * self.norm_factor * (0.8 + 0.4 * self._rng.random())
         encoded = encode(self.world.keys, Contribution(handin, decoded, norm))
         handin = msgspec.structs.replace(handin, payload=encoded.ref)
-        self.movements[snapshot.fragment].handed_in(decoded)
+        self.movements[snapshot.fragment].handed_in(handin.id, decoded)
         self.world.judge.on_handed_in(handin, decoded)
         self.say("hands in", f"{handin.id}: {handin.steps} steps for round {handin.launch}")
         return encoded, handin
@@ -366,6 +369,7 @@ class Learner(Process):
 
     def _announce(self, handin: Handin) -> Thread[None]:
         id_ = handin.id
+        self.world.judge.on_announcing(id_)
         self.stored[id_] = handin
         self._machine.on_announced(handin.fragment)
         self._changed.notify()
@@ -436,7 +440,7 @@ class Learner(Process):
             lambda: self.registry.beat(record, handins, settings_digest=known), writes=True
         )
         seq_before = machine.head.seq if machine.head else -1
-        machine.on_beat(reply)
+        machine.on_beat(reply, {handin.id for handin in handins})
         if not reply.coordinated:
             machine.on_silence(self.now)
         must_register = machine.must_register
@@ -535,7 +539,9 @@ class Learner(Process):
             weights = yield from self._fetch(ref, Weights)
         self._bases[state.fragment] = weights.value
         self.staged[state.fragment] = weights.value, ref.sha256
-        self._machine.on_staged(state.fragment, Staged(state.version, state.line, ref.sha256))
+        self._machine.on_staged(
+            state.fragment, Staged(state.version, state.line, ref.sha256, state.seq)
+        )
         self._store_down_since = None
         self._damaged = 0
         self._changed.notify()

@@ -17,7 +17,7 @@ from typing import Final, NamedTuple, TypeVar
 import msgspec
 
 from ddl.protocol.keys import ObjectKeys
-from ddl.protocol.records import Handin, ObjectRef
+from ddl.protocol.records import Handin, HandinId, ObjectRef
 from ddl.protocol.wire import canonical, parse
 
 PRIME: Final = 2**61 - 1
@@ -149,12 +149,16 @@ class Movement:
         theta: the weights.
         anchor: R; theta - anchor has not been handed in.
         in_hand: the sum of all moves that were neither handed in nor thrown away.
+        in_flight: what was handed in last.
+        last: its id; None before, and after a re-alignment, which forgets it.
     """
 
     def __init__(self) -> None:
         self.theta = 0
         self.anchor = 0
         self.in_hand = 0
+        self.in_flight = 0
+        self.last: HandinId | None = None
 
     def step(self, move: int) -> None:
         """Take a step of the inner optimizer."""
@@ -165,16 +169,18 @@ class Movement:
         """What to encode of a snapshot."""
         return (self.anchor - theta) % PRIME
 
-    def handed_in(self, decoded: int) -> None:
+    def handed_in(self, id_: HandinId, decoded: int) -> None:
         """The coordinator will read this of the delta."""
+        self.last, self.in_flight = id_, decoded
         self.anchor = (self.anchor - decoded) % PRIME
         self.in_hand = (self.in_hand + decoded) % PRIME
 
-    def adopt(self, published: int, *, keep: float) -> None:
-        """Move to a published version, keeping this part of what was not handed in."""
+    def adopt(self, published: int, *, keep: float, in_flight: bool) -> None:
+        """Move to a published version, keeping this part of what was not handed in, or is in flight."""
         kept = residue(keep) * (self.theta - self.anchor) % PRIME
-        self.theta = (published + kept) % PRIME
-        self.anchor = published
+        flown = residue(keep) * self.in_flight if in_flight else 0
+        self.anchor = (published - flown) % PRIME
+        self.theta = (self.anchor + kept) % PRIME
         self.in_hand = residue(keep) * self.in_hand % PRIME
 
     @property

@@ -34,7 +34,7 @@ def make_model(seed: int) -> nn.Module:
 
 
 def make_optimizer(model: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(model.parameters(), lr=ARGS["lr"], betas=(0.9, 0.95), fused=True)
+    return gpt.make_optimizer(model, ARGS["lr"])
 
 
 def batches(seed: int, learner: int) -> Iterator[Tensor]:

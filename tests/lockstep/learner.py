@@ -151,7 +151,13 @@ class Learner:
                 values = movement.realign(published)
             else:
                 theta = {name: self.task.tensors[name].detach() for name in published}
-                values = movement.adopt(theta, published, mode=settings.mode, alpha=settings.alpha)
+                values = movement.adopt(
+                    theta,
+                    published,
+                    mode=settings.mode,
+                    alpha=settings.alpha,
+                    in_flight=adoption.in_flight,
+                )
             with torch.no_grad():
                 for name, value in {**values, **version.buffers}.items():
                     self.task.tensors[name].copy_(value)
@@ -221,8 +227,9 @@ class Learner:
         self._plan(self.machine.settings.liveness.beat_s, self._beat)
 
     def _hear(self) -> None:
+        named = set(self.stored)
         reply = self._send_beat("training" if self.machine.started else "joining")
-        self.machine.on_beat(reply)
+        self.machine.on_beat(reply, named)
         waiting = {HandinId(self.name, i, f, s) for i, f, s in self.machine.outstanding}
         self.stored = {id_: h for id_, h in self.stored.items() if id_ in waiting}
         self.machine.on_fragments(self.run.services.fragments.values())
@@ -272,7 +279,7 @@ class Learner:
         assert sha256(data) == state.published.sha256
         self.bases[p] = data
         self.staged[p] = decode_fragment(bytearray(data), specs, dtype)
-        self.machine.on_staged(p, Staged(state.version, state.line, sha256(data)))
+        self.machine.on_staged(p, Staged(state.version, state.line, sha256(data), state.seq))
         self._stage()
         self._check()
 

@@ -3,20 +3,63 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable
 from itertools import pairwise
 from statistics import median
+from typing import Literal
 
 import msgspec
 import pytest
+import torch
 
-from ddl.config import AdoptSettings, RoundSettings
+from ddl.config import AdoptSettings, CodecSettings, OuterSettings, RoundSettings
+from ddl.core.learner import Plan
+from ddl.merge.inspect import describe_model
 from ddl.protocol.records import LogRecord, Receipt, Round
 from tests.lockstep.runner import Run, checked, infos, settings_of
 from tests.lockstep.scripted import Scripted
-from tests.lockstep.tasks import ConstantGradient
+from tests.lockstep.tasks import ConstantGradient, Regression, make_regression_model
 
 ONE_AND_MANY = pytest.mark.parametrize("num_fragments", [1, 4])
+
+
+@ONE_AND_MANY
+@pytest.mark.parametrize("lag_s", [0.1, 3.0, 7.0])
+@pytest.mark.parametrize("codec", ["fp32", "int4"])
+def test_alone_a_learner_goes_its_own_way_however_slow_its_links(
+    num_fragments: int, lag_s: float, codec: Literal["fp32", "int4"]
+) -> None:
+    """One learner, lr 1, no momentum: every version is where it has been itself, so that it must come to the
+    weights that it comes to without any run. Its hand-ins and its versions take up to 7 steps on their way,
+    rounds open every 8: much of what it adopts lacks what it has handed in meanwhile."""
+    described = describe_model(make_regression_model())
+    settings = settings_of(
+        num_fragments,
+        outer=OuterSettings(preset="fixed", lr=1.0, momentum=0.0),
+        codec=CodecSettings(up=codec),
+    )
+    run = Run(settings, described.infos, start=described.tensors)
+    run.start_coordinator()
+    task, alone = Regression(seed=1), Regression(seed=1)
+    learner = run.add_learner("a", task, lag_s=lag_s, stage_s=lag_s)
+    adopted = Counter[bool]()
+    begin = learner.machine.begin
+
+    def counted(plan: Plan) -> None:
+        adopted.update(adoption.in_flight for adoption in plan.adoptions)
+        begin(plan)
+
+    learner.machine.begin = counted  # type: ignore[method-assign]
+    run.go(commits=20 * num_fragments)
+    for _ in range(learner.machine.local_steps):
+        alone.step()
+    for name, value in alone.tensors.items():
+        assert torch.allclose(task.tensors[name], value, rtol=0, atol=1e-4), name
+    assert adopted[False] > 0
+    if lag_s > 3.0:
+        assert adopted[True] > 0
+    checked(run)
 
 
 def by_launch(run: Run) -> dict[int, LogRecord]:

@@ -21,7 +21,7 @@ from ddl.core.selection import Verdict
 from ddl.core.tenure import Tenure
 from ddl.errors import RegistryError
 from ddl.protocol.keys import ObjectKeys
-from ddl.protocol.records import Handin, Lease, LogRecord, ObjectRef
+from ddl.protocol.records import Handin, HandinId, Lease, LogRecord, ObjectRef
 from ddl.protocol.wire import canonical, digest, parse
 from ddl.registry.base import LeaseReply
 from ddl.sim import coordinator as coordinator_module
@@ -76,7 +76,7 @@ def receipts_lost(patch: pytest.MonkeyPatch) -> None:
 def anchor_not_moved(patch: pytest.MonkeyPatch) -> None:
     """What was handed in stays in u, and is handed in again."""
 
-    def handed_in(self: Movement, decoded: int) -> None:
+    def handed_in(self: Movement, id_: HandinId, decoded: int) -> None:
         self.in_hand = (self.in_hand + decoded) % PRIME
 
     patch.setattr(Movement, "handed_in", handed_in)

@@ -14,6 +14,7 @@ from ddl.protocol.records import (
     Amount,
     BeatReply,
     FragmentState,
+    HandinId,
     Head,
     Order,
     Receipt,
@@ -21,7 +22,7 @@ from ddl.protocol.records import (
     Work,
     held_digest,
 )
-from tests.core_records import genesis, handin, ref
+from tests.core_records import apply, genesis, handin, ref, step_record
 
 
 def machine(num_fragments: int = 2, **settings: Any) -> LearnerMachine:
@@ -90,13 +91,16 @@ def hand_in(learner: LearnerMachine, *fragments: int) -> None:
         learner.on_announced(fragment)
 
 
-def receipt(seq: int, fragment: int = 0, fate: Any = "merged", incarnation: int = 2) -> Receipt:
+def receipt(
+    seq: int, fragment: int = 0, fate: Any = "merged", incarnation: int = 2, version: int = 0
+) -> Receipt:
     return Receipt(
         learner="a",
         incarnation=incarnation,
         fragment=fragment,
         seq=seq,
         fate=fate,
+        version=version,
         steps=3,
         tokens=300,
     )
@@ -226,6 +230,98 @@ def test_one_outstanding_contribution_a_fragment() -> None:
     (snapshot,) = learner.plan(100.0).snapshots
     assert (snapshot.seq, snapshot.steps, snapshot.total) == (2, 2, Amount(steps=5, tokens=500))
     assert not check_learner(learner)
+
+
+def outstanding_one(announced: bool = True) -> LearnerMachine:
+    """A learner that holds version 0, has handed in fragment 0, and has heard of record 5."""
+    learner = aligned()
+    steps(learner, 3)
+    learner.on_beat(reply(rounds=(open_round(0, 7),), head=head(seq=5)))
+    learner.begin(learner.plan(100.0))
+    learner.on_encoded(0)
+    if announced:
+        learner.on_announced(0)
+    return learner
+
+
+def stage_made_by(learner: LearnerMachine, version: int, seq: int) -> None:
+    """A version of fragment 0 that record `seq` made lies ready."""
+    learner.on_fragments([state(0, version)])
+    learner.on_staged(0, Staged(version, 0, ref(f"f0v{version}").sha256, seq))
+
+
+NAMED = HandinId("a", 2, 0, 1)
+
+
+@pytest.mark.parametrize(
+    ("answer", "asked", "in_flight"),
+    [
+        (reply(head=head(seq=6)), {NAMED}, True),  # record 6 does not have it
+        (reply(head=head(seq=6)), set(), None),  # that beat did not ask
+        (reply(head=head(seq=5)), {NAMED}, None),  # nor did anybody ask of record 6
+        (reply(head=head(seq=6), receipts=(receipt(1, version=1),)), {NAMED}, False),
+        (reply(head=head(seq=7), receipts=(receipt(1, version=2),)), {NAMED}, True),
+        (reply(head=head(seq=6), receipts=(receipt(1, fate="expired"),)), {NAMED}, False),
+    ],
+    ids=["not in it", "not asked", "not heard of", "in it", "in a later one", "in none"],
+)
+def test_what_is_in_flight_is_told_with_the_version_that_lacks_it(
+    answer: BeatReply, asked: set[HandinId], in_flight: bool | None
+) -> None:
+    """Version 1 of record 6 lies ready, and something is outstanding. Whether it is in that version is
+    known from its receipt, or from a beat that asked for it when the log was as far; None: it waits."""
+    learner = outstanding_one()
+    stage_made_by(learner, 1, seq=6)
+    assert not learner.plan(100.0).adoptions
+    learner.on_beat(answer, asked)
+    told = [adoption.in_flight for adoption in learner.plan(100.0).adoptions]
+    assert told == ([] if in_flight is None else [in_flight])
+
+
+def test_what_is_not_announced_yet_is_in_no_version() -> None:
+    """Nobody need be asked; nor of a version from before the announcement."""
+    learner = outstanding_one(announced=False)
+    stage_made_by(learner, 1, seq=6)
+    assert [a.in_flight for a in learner.plan(100.0).adoptions] == [True]
+    learner = outstanding_one()
+    stage_made_by(learner, 1, seq=5)
+    assert [a.in_flight for a in learner.plan(100.0).adoptions] == [True]
+
+
+def test_what_is_in_flight_stays_until_a_version_has_it() -> None:
+    """Through adoptions of versions that lack it, and with its receipt known; not beyond a re-alignment."""
+    learner = outstanding_one()
+    for version, seq in ((1, 6), (2, 7)):
+        learner.on_beat(reply(head=head(seq=seq)), {NAMED})
+        stage_made_by(learner, version, seq)
+        (adoption,) = learner.plan(100.0).adoptions
+        assert adoption.in_flight
+        learner.begin(learner.plan(100.0))
+    learner.on_beat(reply(head=head(seq=9), receipts=(receipt(1, version=4),)), {NAMED})
+    stage_made_by(learner, 3, seq=8)
+    assert learner.plan(100.0).adoptions[0].in_flight
+    learner.begin(learner.plan(100.0))
+    stage_made_by(learner, 4, seq=9)
+    assert not learner.plan(100.0).adoptions[0].in_flight
+    learner = outstanding_one()
+    learner.on_beat(reply(order=Order(kind="realign", incarnation=2)))
+    stage_made_by(learner, 1, seq=6)
+    stage(learner, 1, 1)
+    learner.begin(learner.plan(100.0))
+    stage_made_by(learner, 2, seq=7)
+    assert [a.in_flight for a in learner.plan(100.0).adoptions] == [False]
+
+
+def test_the_log_tells_of_what_is_in_flight_while_redis_is_away() -> None:
+    """Records that follow each other name all receipts, so one that is not there is in none of them."""
+    learner = outstanding_one()
+    log = genesis()
+    for _ in range(6):
+        record = step_record(log)
+        apply(log, record)
+        learner.on_record(record, "digest")
+    stage_made_by(learner, 6, seq=6)
+    assert [a.in_flight for a in learner.plan(100.0).adoptions] == [True]
 
 
 def test_a_round_is_answered_once() -> None:

@@ -82,6 +82,31 @@ def test_three_rounds_by_hand() -> None:
 
 
 @pytest.mark.parametrize(
+    ("mode", "theta", "anchor"),
+    [
+        ("carry", 0.8 - 0.4 - 0.1, 0.8 - 0.4),
+        ("blend", 0.8 - 0.5 * 0.4 - 0.5 * 0.1, 0.8 - 0.5 * 0.4),
+        ("overwrite", 0.8, 0.8),
+    ],
+)
+def test_what_is_in_flight_is_not_lost_meanwhile(mode: Mode, theta: float, anchor: float) -> None:
+    """From 1 to 0.6, delta 0.4 handed in, on to 0.5; Theta = 0.8 has nothing of that, and is adopted
+    (alpha 0.5). Then Theta = 0.3 has it: adopted, only what came after the hand-in is beyond it. What is
+    handed in next is u, never the delta once more."""
+    movement = Movement(scalar())
+    movement.realign({"b": torch.tensor(1.0)})
+    hand_in(movement, {"b": torch.tensor(0.6)}, FP32)
+    now = {"b": torch.tensor(0.5)}
+    moved = movement.adopt(now, {"b": torch.tensor(0.8)}, mode=mode, alpha=0.5, in_flight=True)
+    assert moved["b"].item() == pytest.approx(theta)
+    assert movement.anchor["b"].item() == pytest.approx(anchor)
+    u = theta - anchor
+    moved = movement.adopt(moved, {"b": torch.tensor(0.3)}, mode="carry")
+    assert moved["b"].item() == pytest.approx(0.3 + u)
+    assert hand_in(movement, moved, FP32)["b"].item() == pytest.approx(-u, abs=1e-6)
+
+
+@pytest.mark.parametrize(
     ("mode", "theta", "delta"),
     [
         ("carry", 2.0 - 0.3, 0.3),  # Theta + u; all of u is still to be handed in
@@ -168,7 +193,9 @@ def test_200_hand_ins_and_what_is_left_make_up_the_whole_movement(
         for name, delta in hand_in(movement, theta, codec).items():
             handed_in[name] += delta
         if round_ % 2:
-            theta = movement.adopt(theta, draw(rows, generator, 0.1), mode="carry")
+            theta = movement.adopt(
+                theta, draw(rows, generator, 0.1), mode="carry", in_flight=round_ % 4 == 1
+            )
     for name, total in moved.items():
         left = theta[name].double() - movement.anchor[name].double()
         assert total.abs().max() > 1e-3
@@ -180,7 +207,9 @@ def test_200_hand_ins_and_what_is_left_make_up_the_whole_movement(
     mode=st.sampled_from(MODES),
     dtype=st.sampled_from(DTYPES),
     codec=st.sampled_from(list(CODECS.values())),
-    events=st.lists(st.sampled_from(["step", "hand in", "adopt", "realign"]), max_size=25),
+    events=st.lists(
+        st.sampled_from(["step", "hand in", "adopt", "adopt what lacks it", "realign"]), max_size=25
+    ),
     seed=st.integers(0, 999),
 )
 def test_u_follows_its_definition_through_any_course_of_events(
@@ -192,6 +221,7 @@ def test_u_follows_its_definition_through_any_course_of_events(
     movement = Movement(rows)
     theta = movement.realign(draw(rows, generator, 1.0))
     u = {s.name: torch.zeros(s.shape, dtype=torch.float64) for s in rows}
+    has_handed_in = False
     for event in events:
         if event == "step":
             step = draw(rows, generator, 0.05)
@@ -202,8 +232,11 @@ def test_u_follows_its_definition_through_any_course_of_events(
         elif event == "hand in":
             for name, delta in hand_in(movement, theta, codec).items():
                 u[name] += delta
-        elif event == "adopt":
-            theta = movement.adopt(theta, draw(rows, generator, 1.0), mode=mode, alpha=0.5)
+            has_handed_in = True
+        elif event.startswith("adopt"):
+            lacks = has_handed_in and event != "adopt"
+            published = draw(rows, generator, 1.0)
+            theta = movement.adopt(theta, published, mode=mode, alpha=0.5, in_flight=lacks)
             keep = {"carry": 1.0, "overwrite": 0.0, "blend": 0.5}[mode]
             u = {name: value * keep for name, value in u.items()}
         else:

@@ -162,7 +162,7 @@ class Learner(Process):
             state = wanted[0]
             ref = state.step if state.step and machine.takes_step(state) else state.published
             yield self._lane.down.send(ref.bytes, self.now) + self._world.latency_s
-            staged = Staged(state.version, state.line, state.published.sha256)
+            staged = Staged(state.version, state.line, state.published.sha256, state.seq)
             machine.on_staged(state.fragment, staged)
             self._changed.notify()
 

@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ddl_cli.data.stdlib_gpt import task as gpt
 
-LR, BETAS, WARMUP = 3e-3, (0.9, 0.95), 20
+LR, WARMUP = 3e-3, 20
 
 
 def main() -> None:
@@ -37,7 +37,7 @@ def main() -> None:
     torch.manual_seed(0)
     model = gpt.ByteGPT(width=options.width, depth=options.depth, context=options.context)
     model.to(device)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=LR, betas=BETAS)
+    optimizer = gpt.make_optimizer(model, LR)
     step = restore(folder / "checkpoint.safetensors", model, optimizer)
     wrapped = DistributedDataParallel(model)  # sends rank 0's weights to all
     text, _ = gpt.read_text("")
