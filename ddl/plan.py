@@ -133,6 +133,7 @@ class Utilisation(Record, frozen=True, kw_only=True):
 class Memory(Record, frozen=True, kw_only=True):
     """Bytes beyond the user's own model and optimizer.
 
+    `learner` has payloads for the rounds in flight, more where links are slower than those rounds.
     `learner_aligning` is the peak while it takes a whole model. `learner_disk` is the spool when
     every fragment has a contribution under way, and what steps are added to.
     """
@@ -364,11 +365,11 @@ class _Planner:
     def _memory(self) -> Memory:
         size, fp32 = self._largest, 4
         anchor = fp32 * self._elements
-        snapshots = 2 * fp32 * size + self._up(size)
+        in_flight = min(self._settings.round.in_flight, len(self._given.fragments))
+        snapshots = 2 * fp32 * size + (in_flight + 1) * self._up(size)
         staged = self._fragment(size) + (fp32 * size if self._by_steps else 0)
         bases = self._fragment(self._elements) if self._by_steps else 0
         copies = 3 if self._by_steps else 2  # master, momentum, and the published weights
-        in_flight = min(self._settings.round.in_flight, len(self._given.fragments))
         return Memory(
             learner=anchor + snapshots + staged,
             learner_aligning=anchor + fp32 * self._elements,

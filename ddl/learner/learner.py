@@ -292,6 +292,8 @@ class Learner:
                     in_flight=adoption.in_flight,
                 )
             self._port.assign({**values, **fragment.buffers})
+            if not adoption.in_flight:
+                self._up.landed(adoption.fragment)
 
     def _stand_still(self, reason: str) -> None:
         """Take no step until there is no more reason for it; beats, hand-ins and adoptions go on."""

@@ -47,14 +47,18 @@ class UpThread(Worker):
         self._voice = voice
         self._movements = movements
         self._queue: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        # of each fragment, for what is in flight is read again when a version without it is adopted
-        self._buffers = [bytearray() for _ in movements]
+        self._in_flight: dict[int, bytearray] = {}  # payloads, by fragment
+        self._spare = bytearray()
         self._spoiled = 0
         self._again: set[HandinId] = set()
 
     def take(self, taken: Taken) -> None:
         """Hand this snapshot in. Called by the training thread."""
         self._queue.put(lambda: self._hand_in(taken))
+
+    def landed(self, fragment: int) -> None:
+        """A version that has what was handed in last is adopted. Called by the training thread."""
+        self._queue.put(lambda: self._release(fragment))
 
     def put_again(self, id_: HandinId) -> None:
         """Put the payload of a contribution once more. Called by the beat thread."""
@@ -110,14 +114,13 @@ class UpThread(Worker):
                 taken.copy.buffers,
                 codec,
                 handin.header,
-                self._buffers[fragment],
+                buffer := self._free_buffer(fragment),
             )
         except TaskError as error:
             self._on_spoiled(fragment, error)
             return
-        buffer = encoded.buffer.obj
-        if len(encoded.buffer) > len(self._buffers[fragment]) and isinstance(buffer, bytearray):
-            self._buffers[fragment] = buffer  # grown once, then reused
+        grown = encoded.buffer.obj  # another one where ours was too small
+        self._in_flight[fragment] = grown if isinstance(grown, bytearray) else buffer
         movement.handed_in(encoded.decoded)
         self._spoiled = 0
         with shared.changed:
@@ -128,6 +131,18 @@ class UpThread(Worker):
         handin = msgspec.structs.replace(handin, payload=payload)
         self._keep(handin, encoded.buffer)
         self._send(handin, encoded.buffer)
+
+    def _free_buffer(self, fragment: int) -> bytearray:
+        """Memory to encode into: that of a payload that is not in flight any more, or none."""
+        if fragment not in self._in_flight:
+            self._in_flight[fragment], self._spare = self._spare, bytearray()
+        return self._in_flight[fragment]
+
+    def _release(self, fragment: int) -> None:
+        """Keep the memory of a payload for the next one: fresh pages take longer than what fills them."""
+        buffer = self._in_flight.pop(fragment, None)
+        if buffer is not None and len(buffer) > len(self._spare):
+            self._spare = buffer
 
     def _specs(self, fragment: int) -> Sequence[TensorSpec]:
         return self._session.run.run.layout.by_fragment[fragment]

@@ -77,7 +77,7 @@ class Movement:
     def handed_in(self, decoded: Mapping[str, Flat]) -> None:
         """Take off the anchor what the coordinator will read of the delta: R := R - decoded.
 
-        `decoded` must stay readable until the next `handed_in`: it is in flight.
+        `decoded` must stay readable until a version that has it is adopted: it is in flight.
         """
         self._in_flight = decoded
         scratch = torch.empty(TILE)
@@ -112,6 +112,8 @@ class Movement:
         moved = {}
         if in_flight and keep:
             self._take_in(published, keep)
+        elif not in_flight:
+            self._in_flight = {}
         for spec in self._specs:
             dtype = torch.float32 if spec.name in mastered else dtype_of(spec)
             moved[spec.name] = self._move(

@@ -237,10 +237,12 @@ def test_u_follows_its_definition_through_any_course_of_events(
             lacks = has_handed_in and event != "adopt"
             published = draw(rows, generator, 1.0)
             theta = movement.adopt(theta, published, mode=mode, alpha=0.5, in_flight=lacks)
+            has_handed_in = lacks
             keep = {"carry": 1.0, "overwrite": 0.0, "blend": 0.5}[mode]
             u = {name: value * keep for name, value in u.items()}
         else:
             theta = movement.realign(draw(rows, generator, 1.0))
+            has_handed_in = False
             u = {name: torch.zeros_like(value) for name, value in u.items()}
         for name, expected in u.items():
             found = theta[name].double() - movement.anchor[name].double()

@@ -170,10 +170,10 @@ def test_more_bandwidth_is_needed_for_a_higher_utilisation() -> None:
 
 
 def test_memory_by_hand() -> None:
-    """Learner: anchor, two snapshots, an encoded and a staged fragment. Coordinator: contributions
+    """Learner: anchor, two snapshots, three payloads, a staged fragment. Coordinator: contributions
     of two open rounds, all masters and momenta, and a fragment's new ones with their objects."""
     memory = planned().memory
-    assert memory.learner == (16 + 2 * 4 + 4 + 4) * MEGA
+    assert memory.learner == (16 + 2 * 4 + 3 * 4 + 4) * MEGA
     assert memory.learner_aligning == 32 * MEGA
     assert memory.learner_disk == 16 * MEGA
     assert memory.coordinator == (2 * 10 * 4 + 32 + 8 + 8) * MEGA
