@@ -40,7 +40,7 @@ DEFAULTS: dict[str, int | float | str] = {
     "lr": 3e-3,
     "warmup": 50,
 }
-GRADIENT_NORM_MAX = 1.0
+GRADIENT_NORM_MAX = 2.0
 VOCAB = 256
 HEAD_WIDTH = 32
 HELD_OUT_WINDOWS = 512
