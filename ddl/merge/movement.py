@@ -80,11 +80,8 @@ class Movement:
         `decoded` must stay readable until a version that has it is adopted: it is in flight.
         """
         self._in_flight = decoded
-        scratch = torch.empty(TILE)
         for spec in self._specs:
-            anchor = self._anchor[spec.name].view(-1)
-            for start, stop in tiles(spec.numel):
-                anchor[start:stop] -= decoded[spec.name].read(start, stop, scratch)
+            _take_off(self._anchor[spec.name].view(-1), decoded[spec.name], 1.0)
 
     def adopt(
         self,
@@ -100,7 +97,7 @@ class Movement:
 
         Args:
             theta: weights as they are now, on the host, in the parameters' own type or fp32.
-            published: Theta, fp32; used up, for a result may share its memory.
+            published: Theta, fp32. A result may share its memory.
             mode: what happens to u.
             alpha: what blend keeps of u.
             mastered: parameters of which theta is an fp32 master copy: nothing of them is rounded.
@@ -109,26 +106,15 @@ class Movement:
             The new weights, in the parameters' own type; fp32 of those with a master copy.
         """
         keep = {"carry": 1.0, "overwrite": 0.0, "blend": alpha}[mode]
-        moved = {}
-        if in_flight and keep:
-            self._take_in(published, keep)
-        elif not in_flight:
+        if not in_flight:
             self._in_flight = {}
+        moved = {}
         for spec in self._specs:
             dtype = torch.float32 if spec.name in mastered else dtype_of(spec)
             moved[spec.name] = self._move(
-                self._anchor[spec.name], theta[spec.name], published[spec.name], keep, dtype
+                spec.name, theta[spec.name], published[spec.name], keep, dtype
             )
         return moved
-
-    def _take_in(self, published: Mapping[str, Tensor], keep: float) -> None:
-        """Theta := Theta - keep * decoded, of what is in flight."""
-        scratch = torch.empty(TILE)
-        for spec in self._specs:
-            values = published[spec.name].view(-1)
-            for start, stop in tiles(spec.numel):
-                coded = self._in_flight[spec.name].read(start, stop, scratch)
-                values[start:stop].sub_(coded, alpha=keep)
 
     def realign(
         self, published: Mapping[str, Tensor], *, mastered: Container[str] = ()
@@ -140,8 +126,9 @@ class Movement:
         return self.adopt(published, published, mode="overwrite", mastered=mastered)
 
     def _move(
-        self, anchor: Tensor, theta: Tensor, published: Tensor, keep: float, dtype: torch.dtype
+        self, name: str, theta: Tensor, published: Tensor, keep: float, dtype: torch.dtype
     ) -> Tensor:
+        anchor = self._anchor[name]
         if keep == 0.0:  # and not 0 * u, which would keep a NaN
             moved = published.to(dtype)
             anchor.copy_(moved)
@@ -150,6 +137,16 @@ class Movement:
         kept = torch.sub(theta, anchor, out=anchor)
         if keep != 1.0:
             kept *= keep
-        moved = (published + kept).to(dtype)
+        moved = published + kept
+        if self._in_flight:
+            _take_off(moved.view(-1), self._in_flight[name], keep)
+        moved = moved.to(dtype)
         torch.sub(moved, kept, out=anchor)
         return moved
+
+
+def _take_off(values: Tensor, coded: Flat, factor: float) -> None:
+    """values (n,) -= factor * coded, without decoding all of it at once."""
+    scratch = torch.empty(TILE)
+    for start, stop in tiles(coded.numel):
+        values[start:stop].sub_(coded.read(start, stop, scratch), alpha=factor)

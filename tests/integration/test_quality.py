@@ -50,13 +50,13 @@ def test_synchronous_diloco_that_merges_all_the_time_learns_as_data_parallel_doe
 
 
 def test_momentum_is_low_where_contributions_come_late(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An upload and a download take three quarters of H each, and no round waits for versions to spread, so
+    """An upload and a download take seven eighths of H each, and no round waits for versions to spread, so
     that most work is a version late: as many digits are right as with quick links. With the momentum that suits
     those, the run diverges."""
     monkeypatch.setattr(board, "SPREAD_FREE", math.inf)
     settings: dict[str, Scalar] = {"round.every_steps": 8, "fragments.num": 2}
     cell = Cell(
-        method="decoupled", learners=2, steps=390, settings=settings, pace=(1.0, 1.13), lag=6.0
+        method="decoupled", learners=2, steps=390, settings=settings, pace=(1.0, 1.13), lag=7.0
     )
     assert (digits.train(cell).accuracy or 0.0) > 97
     monkeypatch.setattr(preset, "MOMENTUM_LATE", preset.MOMENTUM_MAX)
