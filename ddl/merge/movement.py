@@ -146,7 +146,7 @@ class Movement:
 
 
 def _take_off(values: Tensor, coded: Flat, factor: float) -> None:
-    """values (n,) -= factor * coded, without decoding all of it at once."""
+    """Take factor * coded off values (n,) in place, without decoding all of it at once."""
     scratch = torch.empty(TILE)
     for start, stop in tiles(coded.numel):
         values[start:stop].sub_(coded.read(start, stop, scratch), alpha=factor)
