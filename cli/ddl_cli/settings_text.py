@@ -69,7 +69,7 @@ _MEANINGS: Final = {
     "health.rollback": "off | hold (merge nothing, raise an alarm) | auto (back to a good version)",
     "health.loss_jump_ratio": "a loss so much above its best counts as bad: 0.2 is 20 %",
     "health.bad_rounds": "so many bad rounds in a row set it off",
-    "stop.tokens": "trained in all, over all learners",
+    "stop.tokens": "merged in all, over all learners",
     "stop.commits": "versions of the whole model",
     "keep.versions": "newest versions of each fragment",
     "keep.every": "and every so-many-th version of the whole model, for good: storage grows; 0: none",
