@@ -256,12 +256,9 @@ class LearnerMachine:
             if receipt.fate == "merged" and pull and receipt.fragment not in open_now:
                 self.tracks[receipt.fragment].answered = _names(pull)
         if reply.head is not None:
-            for fragment, track in enumerate(self.tracks):
-                waiting = track.outstanding
-                if waiting and (
-                    asked is None
-                    or HandinId(self.learner, waiting[0], fragment, waiting[1]) in asked
-                ):
+            for incarnation, fragment, seq in self.outstanding:
+                if asked is None or HandinId(self.learner, incarnation, fragment, seq) in asked:
+                    track = self.tracks[fragment]
                     track.missing_at = max(track.missing_at, reply.head.seq)
         return taken
 

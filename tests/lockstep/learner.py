@@ -16,7 +16,7 @@ from ddl.codec.fragment import Fragment, decode_fragment, version_metadata
 from ddl.codec.step import rebuild_version
 from ddl.core import events as e
 from ddl.core.invariants import check_learner
-from ddl.core.learner import LearnerMachine, Plan, Snapshot, Staged
+from ddl.core.learner import Adoption, LearnerMachine, Plan, Snapshot, Staged
 from ddl.merge.movement import Movement
 from ddl.protocol.records import (
     NO_PAYLOAD,
@@ -43,6 +43,7 @@ class Learner:
         stage_s: seconds to stage one version of one fragment.
         decoded: by tensor, the fp64 sum of all that a reader decodes of what was handed in.
         handins: all that was handed in, as announced.
+        adoptions: all that it carried out.
         bases: by fragment, the published bytes of the version staged last.
         steps_taken: versions that were had by their step objects.
         clock: what it took for the run's progress, at every step boundary.
@@ -81,6 +82,7 @@ class Learner:
         self.decoded: dict[str, Tensor] = {}
         self.clock: list[int] = []
         self.handins: list[Handin] = []
+        self.adoptions: list[Adoption] = []
         self.alive = True
         self._staging = False
 
@@ -142,6 +144,7 @@ class Learner:
         self.machine.begin(plan)
         for snapshot in plan.snapshots:
             self._hand_in(snapshot, *copies[snapshot.fragment])
+        self.adoptions += plan.adoptions
         settings = self.run.record.settings.adopt
         for adoption in plan.adoptions:
             version = self.staged.pop(adoption.fragment)
