@@ -165,6 +165,25 @@ class Track:
         self.merged_into = 0
         self.missing_at = -1
 
+    def may_adopt(self, staged: Staged) -> bool:
+        """Whether the anchor stands still, and it is known if the version has what is in flight.
+
+        The table of versions may be newer than the receipts that were heard; the next beat tells. Only
+        what a coordinator found in the store before it was announced, when Redis had lost the run, is
+        thought to be missing that is not: it weighs double in this learner's weights until the next
+        version, and never in what it hands in.
+        """
+        if self.encoding:
+            return False
+        is_settled = not self.in_flight or self.outstanding is None
+        return is_settled or self.uploading or self.missing_at >= staged.seq
+
+    def lacks(self, staged: Staged) -> bool:
+        """Whether a version that may be adopted lacks what was handed in last."""
+        return self.in_flight and (
+            self.outstanding is not None or self.merged_into > staged.version
+        )
+
 
 class LearnerMachine:
     """The learner's core.
@@ -565,35 +584,15 @@ class LearnerMachine:
             return ()
         if self.aligned:
             return tuple(
-                Adoption(p, s.version, realign=False, in_flight=self._lacks(s, self.tracks[p]))
+                Adoption(p, s.version, realign=False, in_flight=self.tracks[p].lacks(s))
                 for p, s in staged.items()
-                if s.line == self.line
-                and p not in snapshotted
-                and self._may_adopt(s, self.tracks[p])
+                if s.line == self.line and p not in snapshotted and self.tracks[p].may_adopt(s)
             )
         # All fragments at once and of one line, or the learner would stand between two models.
         whole = len(staged) == len(self.tracks) and len({s.line for s in staged.values()}) == 1
         if not whole or any(track.encoding for track in self.tracks):
             return ()
         return tuple(Adoption(p, s.version, realign=True) for p, s in staged.items())
-
-    @staticmethod
-    def _may_adopt(staged: Staged, track: Track) -> bool:
-        """Whether it is known if the version has what is in flight. The table of versions may be
-        newer than the receipts that were heard; the next beat tells. Only what a coordinator found in the
-        store before it was announced, when Redis had lost the run, is then thought to be missing that is not:
-        it weighs double in this learner's weights until the next version, and never in what it hands in."""
-        if track.encoding:
-            return False
-        is_settled = not track.in_flight or track.outstanding is None
-        return is_settled or track.uploading or track.missing_at >= staged.seq
-
-    @staticmethod
-    def _lacks(staged: Staged, track: Track) -> bool:
-        """Whether a version that may be adopted lacks what was handed in last."""
-        return track.in_flight and (
-            track.outstanding is not None or track.merged_into > staged.version
-        )
 
     @property
     def run_is_paused(self) -> bool:

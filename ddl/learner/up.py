@@ -107,6 +107,7 @@ class UpThread(Worker):
         codec = CODECS[self._session.run.run.settings.codec.up]
         handin = self._announcement(snapshot, codec.tag)
         movement = self._movements[fragment]
+        buffer = self._free_buffer(fragment)
         try:
             encoded = encode_contribution(
                 self._specs(fragment),
@@ -114,7 +115,7 @@ class UpThread(Worker):
                 taken.copy.buffers,
                 codec,
                 handin.header,
-                buffer := self._free_buffer(fragment),
+                buffer,
             )
         except TaskError as error:
             self._on_spoiled(fragment, error)
@@ -133,7 +134,7 @@ class UpThread(Worker):
         self._send(handin, encoded.buffer)
 
     def _free_buffer(self, fragment: int) -> bytearray:
-        """Memory to encode into: that of a payload that is not in flight any more, or none."""
+        """Memory to encode into: that of the fragment's last payload, else of another that has landed."""
         if fragment not in self._in_flight:
             self._in_flight[fragment], self._spare = self._spare, bytearray()
         return self._in_flight[fragment]

@@ -219,13 +219,14 @@ class Judge:
         neither if it came to nothing. What a coordinator has found in the store before it was announced may
         be counted double until the next version."""
         receipt = self.receipts.get(last)
-        is_merged = receipt is not None and receipt.fate == "merged"
-        is_in = is_merged and receipt is not None and receipt.version <= adoption.version
+        version = receipt.version if receipt is not None and receipt.fate == "merged" else None
+        is_in = version is not None and version <= adoption.version
+        came_to_nothing = receipt is not None and version is None
         if adoption.in_flight and is_in and last in self.announced:
             raise ViolationError(
                 f"{last} is in v{adoption.version}, and taken in once more with it"
             )
-        if not adoption.in_flight and (receipt is None or (is_merged and not is_in)):
+        if not (adoption.in_flight or is_in or came_to_nothing):
             raise ViolationError(f"{last} is not in v{adoption.version}, and forgotten with it")
 
     # ---- coordinators -------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from ddl.coordinator.mirror import Mirror
 from ddl.core import events as e
 from ddl.core import selection
 from ddl.core.inbox import Inbox
-from ddl.core.learner import UNASKED, Adoption, LearnerMachine
+from ddl.core.learner import UNASKED, Adoption, LearnerMachine, Track
 from ddl.core.log import LogState
 from ddl.core.selection import Verdict
 from ddl.core.tenure import Tenure
@@ -168,14 +168,12 @@ def adopted_while_encoding(patch: pytest.MonkeyPatch) -> None:
 
 def flight_forgotten(patch: pytest.MonkeyPatch) -> None:
     """What is handed in is gone from a learner's weights until a version has it."""
-    patch.setattr(LearnerMachine, "_lacks", staticmethod(lambda staged, track: False))
+    patch.setattr(Track, "lacks", lambda self, staged: False)
 
 
 def flight_doubled(patch: pytest.MonkeyPatch) -> None:
     """Nobody waits for word on whether a version has what is outstanding."""
-    patch.setattr(
-        LearnerMachine, "_may_adopt", staticmethod(lambda staged, track: not track.encoding)
-    )
+    patch.setattr(Track, "may_adopt", lambda self, staged: not self.encoding)
 
 
 def incarnation_reused(patch: pytest.MonkeyPatch) -> None:
