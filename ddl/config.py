@@ -30,6 +30,12 @@ Scalar = bool | int | float | str
 FLAG: Final = "flag"
 """Origin of a setting that was given on the command line."""
 
+CHANGE: Final = "change"
+"""Origin of one that is to change in a run under way."""
+
+_SPOKEN: Final = {FLAG: "command line: ", CHANGE: ""}
+"""How an origin begins an error, where that is not its own name."""
+
 
 class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One table of `run.toml`."""
@@ -235,7 +241,7 @@ def known_key(key: str, where: str) -> str:
     elsewhere = [k for k in keys if k.rpartition(".")[2] == bare]  # right key, wrong table
     near = difflib.get_close_matches(key, elsewhere or keys, n=1, cutoff=0.0 if elsewhere else 0.5)
     hint = f"Did you mean {near[0]!r}?" if near else "See `ddl config show` for all settings"
-    raise ConfigError(f"{where}: unknown setting {key!r}", hint=hint)
+    raise ConfigError(f"{_begins(where)}unknown setting {key!r}", hint=hint)
 
 
 def get(settings: Settings, key: str) -> Any:
@@ -244,9 +250,7 @@ def get(settings: Settings, key: str) -> Any:
     return getattr(getattr(settings, section), name)
 
 
-def replace(
-    settings: Settings, changes: Mapping[str, Scalar], *, where: str = "change"
-) -> Settings:
+def replace(settings: Settings, changes: Mapping[str, Scalar], *, where: str = CHANGE) -> Settings:
     """Settings with dotted `changes` applied and checked; `where` they were made, for errors.
 
     Raises: ConfigError, as `load`.
@@ -260,7 +264,7 @@ def replace(
 def amend(settings: Settings, changes: Mapping[str, Scalar]) -> Settings:
     """`settings` with changes that a run under way allows. Raises: ConfigError."""
     for key in changes:
-        section = known_key(key, "change").partition(".")[0]
+        section = known_key(key, CHANGE).partition(".")[0]
         if section not in LIVE:
             why = "is fixed at genesis" if section in FIXED else "belongs to one machine"
             raise ConfigError(
@@ -283,7 +287,7 @@ def read_changes(texts: Mapping[str, str]) -> dict[str, Scalar]:
     """
     reading = _Reading({})
     for key, text in texts.items():
-        reading.take_text(key, text, "change")
+        reading.take_text(key, text, CHANGE)
     reading.refuse()
     read = {key: reading.values[key.partition(".")[0]][key.partition(".")[2]] for key in texts}
     return by_hand(read)
@@ -399,12 +403,17 @@ class _Reading:
             raise ConfigError(f"{len(self._problems)} settings cannot be used:{lines}")
 
     def _problem(self, where: str, text: str, hint: str = "") -> None:
-        self._problems.append(ConfigError(f"{where}: {text}" if where else text, hint=hint))
+        self._problems.append(ConfigError(_begins(where) + text, hint=hint))
 
     def _where(self, *keys: str) -> str:
         """Where the values of these keys came from; empty if they are all defaults."""
         given = (self.origins[key] for key in keys if self.origins[key] != "default")
         return ", ".join(dict.fromkeys(given))
+
+
+def _begins(where: str) -> str:
+    """How an error begins that tells where a value came from: one origin, several, or none."""
+    return _SPOKEN.get(where, f"{where}: " if where else "")
 
 
 def _read_toml(file: Path) -> dict[str, Any]:

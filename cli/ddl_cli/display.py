@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager, nullcontext
 from typing import Final, Protocol
 
@@ -72,11 +72,19 @@ class Lines:
 
     Args:
         since_at: events up to this instant are old, and left out.
+        left_out: names of events that are too many to be told one by one.
     """
 
-    def __init__(self, write: Callable[[str], object], *, since_at: float = float("-inf")) -> None:
+    def __init__(
+        self,
+        write: Callable[[str], object],
+        *,
+        since_at: float = float("-inf"),
+        left_out: Collection[str] = (),
+    ) -> None:
         self._write = write
         self._since_at = since_at
+        self._left_out = left_out
         self._seen: set[tuple[float, str]] = set()
         self._summary_at = self._told_at = float("-inf")
         self._notice = False
@@ -89,7 +97,8 @@ class Lines:
             self._notice = bool(notice)
             self._write(f"{_clock(time.time())} {notice or 'Redis is back'}")
         for fact in snapshot.events:
-            if fact.at > self._since_at and _name(fact) not in self._seen:
+            is_new = fact.at > self._since_at and _name(fact) not in self._seen
+            if is_new and fact.name not in self._left_out:
                 self._line(fact.at, fact.text)
         self._seen = {_name(fact) for fact in snapshot.events}
         if not notice and snapshot.taken_at >= self._summary_at + SUMMARY_EVERY_S:

@@ -113,7 +113,8 @@ def _closing(record: LogRecord, run: str) -> Iterator[Line]:
     at = record.written_at
     merged = [receipt for receipt in record.receipts if receipt.fate == "merged"]
     names = _some([f"{r.id} ({_late(r)})" if r.staleness else str(r.id) for r in merged])
-    yield Line(at=at, text=f"closed with {counted(len(merged), 'contribution')}: {names}")
+    because = f"; {record.why}" if record.why else ""
+    yield Line(at=at, text=f"closed with {counted(len(merged), 'contribution')}: {names}{because}")
     waits = record.waits
     yield Line(
         at=at,

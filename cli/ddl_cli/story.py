@@ -145,11 +145,11 @@ def _life(life: int, told: Sequence[tuple[LogRecord, Receipt]], run: RunRecord) 
     tokens = sum(shares[r.fragment] * r.tokens for _, r in told)
     first, last = told[0][0].written_at, told[-1][0].written_at
     listed = ", ".join(f"{count} {fate}" for fate, count in fates.items())
-    within = f" within {short_time(last - first)}" if last > first else ""
+    over = f" over {short_time(last - first)}" if last > first else ""
     yield Line(
         at=first,
-        text=f"life {life}, from its first receipt on: {listed}{within}; "
-        f"{steps:,.{0 if steps >= 10 else 1}f} steps, {short_number(tokens)} tokens",
+        text=f"life {life}: of its hand-ins {listed}{over}, which is "
+        f"{steps:,.{0 if steps >= 10 else 1}f} steps of the whole model, {short_number(tokens)} tokens",
     )
 
 

@@ -36,6 +36,8 @@ class Forked(Record, frozen=True, kw_only=True):
     source: str
     source_lineage: str
     source_version: int
+    changes: dict[str, Scalar]
+    """Settings that are not those of `source` at that version, but for the name."""
 
 
 def fork_run(
@@ -92,6 +94,12 @@ def fork_run(
         source=run.name,
         source_lineage=run.lineage,
         source_version=log.global_version,
+        changes={
+            key: value
+            for key in config.all_keys()
+            if (value := config.get(settings, key)) != config.get(log.settings, key)
+            and key != "run.name"
+        },
     )
 
 
@@ -104,7 +112,7 @@ def _check_free(store: Store, name: str) -> None:
 
 def _settings(settings: Settings, name: str, changes: Mapping[str, Scalar]) -> Settings:
     for key in changes:
-        section = config.known_key(key, "flag").partition(".")[0]
+        section = config.known_key(key, config.FLAG).partition(".")[0]
         reason = INHERITED.get(key)
         if section in ("store", "redis"):
             reason = "a fork lies in the store of its run, and Redis is no part of it"

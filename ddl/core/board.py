@@ -213,6 +213,7 @@ class Board:
                 awaited=sorted(expected - arrived),
                 late=sorted(late),
                 share=1.0 / len(expected) if expected else 0.0,
+                held_by="" if self._log.state == "running" else f"the run is {self._log.state}",
             )
         self.touched.clear()
         shown = tuple([r.shown for r in self.rounds.values() if r.shown is not None])

@@ -30,9 +30,10 @@ REFETCH_BEATS: Final = 2.0
 
 
 class Pending:
-    """A contribution without a receipt. `norm` is the L2 norm of its movement, once known."""
+    """A contribution without a receipt. `norm` is the L2 norm of its movement, once known; `ready_at` is
+    since when it can be merged."""
 
-    __slots__ = ("asked", "fetch_at", "fetch_s", "handin", "norm", "phase")
+    __slots__ = ("asked", "fetch_at", "fetch_s", "handin", "norm", "phase", "ready_at")
 
     def __init__(self, handin: Handin) -> None:
         self.handin = handin
@@ -41,6 +42,7 @@ class Pending:
         self.asked = 0
         self.fetch_at = 0.0
         self.fetch_s = 0.0
+        self.ready_at = 0.0
 
 
 class Inbox:
@@ -94,6 +96,7 @@ class Inbox:
             pending.phase = "ready"
             pending.norm = event.norm
             pending.fetch_s = event.seconds
+            pending.ready_at = now
         elif event.outcome == "refused":
             yield from self.settle(pending.handin, Verdict("refused", event.reason), now)
         elif event.outcome == "unavailable":  # not the learner's fault: only look again later
@@ -204,5 +207,7 @@ class Inbox:
     def shift(self, seconds: float) -> None:
         """Move all instants, after the server's clock has jumped."""
         self.unlogged_since += seconds
+        for pending in self.pending.values():
+            pending.ready_at += seconds
         for pending in self._asked.values():
             pending.fetch_at += seconds

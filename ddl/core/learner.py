@@ -501,11 +501,18 @@ class LearnerMachine:
         return round(self._clock)
 
     def progress_fraction(self) -> float:
-        """Share of the stop budget that is used up; 0 without one."""
+        """Share of the stop budget that is used up, by the learner's clock; 0 without one."""
+        return self._of_budget(self.progress_tokens())
+
+    def merged_fraction(self) -> float:
+        """Share of the stop budget that has been merged; 0 without one."""
+        return self._of_budget(self.head.progress if self.head else 0.0)
+
+    def _of_budget(self, tokens: float) -> float:
         stop = self.settings.stop
         fractions = [0.0]
         if stop.tokens:
-            fractions.append(self.progress_tokens() / stop.tokens)
+            fractions.append(tokens / stop.tokens)
         if stop.commits and self.head:
             fractions.append(self.head.global_version / stop.commits)
         return min(1.0, max(fractions))

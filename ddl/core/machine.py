@@ -27,7 +27,7 @@ from ddl.core import events as e
 from ddl.core import facts, preset, requests, selection
 from ddl.core.board import Board
 from ddl.core.health import HEALTH
-from ddl.core.inbox import RECEIPTS_WAIT_S, Inbox
+from ddl.core.inbox import RECEIPTS_WAIT_S, Inbox, Pending
 from ddl.core.job import Job
 from ddl.core.log import CHECKPOINT_EVERY, LogState
 from ddl.core.membership import Member, Membership
@@ -249,6 +249,7 @@ class Machine:
             ),
             health=_with_losses(event.health, job.inputs),
             kernel=event.kernel,
+            why=job.why,
         )
 
     def _on_merge_failed(self, event: e.MergeFailed, now: float) -> Iterator[e.Command]:
@@ -517,7 +518,13 @@ class Machine:
         for pending in pendings:
             pending.phase = "merging"
         self.board.take_off(round_.fragment)
-        self.job = Job(round_=round_, pendings=pendings, inputs=inputs, closed_at=now)
+        self.job = Job(
+            round_=round_,
+            pendings=pendings,
+            inputs=inputs,
+            closed_at=now,
+            why=_closed_because(round_, pendings),
+        )
         yield e.Merge(
             launch=round_.launch,
             fragment=round_.fragment,
@@ -576,6 +583,12 @@ class Machine:
             self.job.closed_at += seconds
             if self.job.round is not None:
                 self.job.round.shift(seconds)
+
+
+def _closed_because(round_: OpenRound, pendings: Sequence[Pending]) -> str:
+    """Why a round closes, and whom it has waited for longest, for the log."""
+    last = max(pendings, key=lambda pending: pending.ready_at).handin.learner
+    return f"{round_.reason}; {last} came last" if len(pendings) > 1 else round_.reason
 
 
 def _with_losses(health: Health, inputs: Sequence[e.MergeInput]) -> Health:

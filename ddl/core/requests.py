@@ -127,7 +127,7 @@ def decide(request: Request, *, log: LogState, membership: Membership) -> Decisi
     member = membership.members.get(request.learner)
     if member is None:
         known = ", ".join(sorted(membership.members)) or "nobody"
-        return Refusal(f"no learner {request.learner!r} is in the run; in it: {known}")
+        return Refusal(f"no learner {request.learner!r} is known in the run; known: {known}")
     if request.kind == "kick":
         reason = f"{why or 'no reason given'} (by {request.who})"
         return Entry("settings", {"barred": {member.id: reason}})

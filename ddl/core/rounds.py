@@ -82,8 +82,9 @@ class OpenRound:
         awaited: Sequence[str],
         late: Sequence[str],
         share: float,
+        held_by: str = "",
     ) -> Round:
-        """This round as shown in Redis."""
+        """This round as shown in Redis. `held_by`: why it is not judged now, whoever is in."""
         return Round(
             fragment=self.fragment,
             version_before=self.version_before,
@@ -96,7 +97,7 @@ class OpenRound:
             arrived=tuple(arrived),
             awaited=tuple(awaited),
             late=tuple(late),
-            reason=self.reason,
+            reason=held_by or self.reason,
             failed=self.retry_at is not None,
             share=share,
         )

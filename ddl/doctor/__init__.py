@@ -1,4 +1,4 @@
-"""Whether this machine, its Redis and its store can take part in a run, found out by trying.
+"""Whether this machine, its Redis, its store and its task file can take part in a run, found out by trying.
 
 examine      every check, in order; each is made when its result is asked for
 Target       what is looked at

@@ -14,6 +14,7 @@ from ddl.doctor.accelerator import check_torch
 from ddl.doctor.check import Check, failed, ok, warn
 from ddl.doctor.control import check_redis
 from ddl.doctor.store import check_store
+from ddl.doctor.task import check_task
 from ddl.errors import DdlError
 from ddl.protocol.records import RunEntry
 from ddl.registry.reader import RedisReader
@@ -36,7 +37,8 @@ class Target:
         bandwidth_bytes: measure bandwidth with so much; 0 for not at all.
         patience_s: how long the store may fail before it counts as unreachable.
         clock: of this machine.
-        torch: whether to look at torch, which takes a few seconds.
+        torch: whether to look at torch, which takes a few seconds, and to run the task file, which imports it.
+        task: the task file that this machine is to train; None if none is named.
     """
 
     redis_url: str | None
@@ -49,6 +51,7 @@ class Target:
     patience_s: float = 8.0
     clock: Clock = field(default_factory=SystemClock)
     torch: bool = True
+    task: Path | None = None
 
 
 def examine(target: Target) -> Iterator[Check]:
@@ -77,6 +80,8 @@ def examine(target: Target) -> Iterator[Check]:
     yield machine.threads(target.environment, cores=cores)
     if target.torch:
         yield from check_torch(cores=cores)
+    if target.task is not None:
+        yield check_task(target.task, entry.run if entry else None, runs=target.torch)
 
 
 def _redis(target: Target) -> Generator[Check, None, RunEntry | None]:

@@ -1,5 +1,5 @@
-"""Finding the run to join, also one that is only about to be started: whoever starts Redis, coordinator
-and learners by one script need not put them in order."""
+"""Finding the run to join, also one that is only about to be started, or started again: whoever starts
+Redis, coordinator and learners by one script need not put them in order."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from difflib import SequenceMatcher
 from typing import Final
 
 from ddl.clock import Clock
-from ddl.errors import DdlError, RegistryError, UnknownRunError
+from ddl.errors import DdlError, RegistryError, RunOverError, UnknownRunError
 from ddl.journal import Journal
 from ddl.protocol.address import safe_url
 from ddl.protocol.records import RunEntry
@@ -17,6 +17,9 @@ from ddl.registry.reader import read_runs
 
 LOOK_S: Final = 0.25
 """Between two looks."""
+
+AGAIN_S: Final = 10.0
+"""Longest wait for a run that is over: a coordinator that goes on with it takes seconds to say so."""
 
 NAMES_SHOWN: Final = 5
 
@@ -62,6 +65,32 @@ def await_run(
                 "run.awaited",
                 f"waiting for run {run!r} at {where} to be started, for up to {wait_s:g} s; "
                 f"{problem or _others(redis_url, run)}",
+            )
+        time.sleep(LOOK_S)
+
+
+def await_going_on(
+    registry: LearnerRegistry, run: str, *, wait_s: float, journal: Journal, clock: Clock
+) -> None:
+    """See that the run has not come to its end, or is started again within `wait_s`, AGAIN_S at most.
+
+    Raises: RunOverError: a life that could do nothing would only hide what the one before it has done.
+        RegistryError.
+    """
+    wait_s = min(wait_s, AGAIN_S)
+    deadline = clock.monotonic() + wait_s
+    told = False
+    while True:
+        head = registry.read_head()
+        if head is None or head.state != "stopped":
+            return
+        over = f"the run {run!r} is over{': ' if head.why else ''}{head.why}"
+        if clock.monotonic() >= deadline:
+            raise RunOverError(over)
+        if not told:
+            told = True
+            journal.tell(
+                "run.awaited", f"{over}; waiting up to {wait_s:g} s, as it may be started again"
             )
         time.sleep(LOOK_S)
 

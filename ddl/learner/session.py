@@ -32,10 +32,9 @@ from ddl.errors import (
     RefusedError,
     RegistryError,
     RegistryUnavailableError,
-    RunOverError,
 )
 from ddl.journal import Journal, Troubles
-from ddl.learner.arrival import await_run
+from ddl.learner.arrival import await_going_on, await_run
 from ddl.learner.spool import Spool
 from ddl.limits import JOIN_WAIT_S
 from ddl.names import check_learner_id
@@ -76,7 +75,8 @@ class JoinOptions:
         up_mbit, down_mbit: caps on this process's transfers, in million bits per second.
         spool: folder for contributions on their way; by default `DDL_SPOOL` or the state folder.
         device: shown to people.
-        wait_s: how long to wait for a run that Redis does not know (yet), or for a Redis that is away.
+        wait_s: how long to wait for a run that Redis does not know (yet), or for a Redis that is away; for one
+            that is over to be started again, 10 s at most.
         journal: where to say what happens; by default stderr.
     """
 
@@ -227,7 +227,7 @@ def find_run(options: JoinOptions, *, clock: Clock | None = None) -> Session:
         UnknownRunError: Redis does not know the run, even after `wait_s`.
         RegistryError: Redis cannot be reached, even after `wait_s`.
         StoreError: the store cannot be used from here.
-        RunOverError: the run has come to its end.
+        RunOverError: the run has come to its end, and is not started again within seconds.
         RefusedError: another living process has this id.
     """
     clock = clock or SystemClock()
@@ -282,7 +282,7 @@ def find_run(options: JoinOptions, *, clock: Clock | None = None) -> Session:
         takeover=options.takeover,
     )
     try:
-        _check_it_goes_on(session)
+        await_going_on(registry, run, wait_s=options.wait_s, journal=journal, clock=clock)
         session.check_id()
     except BaseException:
         session.close()
@@ -308,18 +308,6 @@ def _where(options: JoinOptions) -> tuple[str, str]:
             "--redis)",
         )
     return address.run, redis_url
-
-
-def _check_it_goes_on(session: Session) -> None:
-    """A life that could do nothing would only hide what the one before it has done.
-
-    Raises: RunOverError.
-    """
-    head = session.registry.read_head()
-    if head is not None and head.state == "stopped":
-        raise RunOverError(
-            f"the run {session.run.run.name!r} is over{': ' if head.why else ''}{head.why}"
-        )
 
 
 def _new_id() -> str:

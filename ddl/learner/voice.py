@@ -83,7 +83,7 @@ class Voice:
             started, staged = machine.started, len(shared.staged)
             step, tokens = machine.local_steps, machine.trained.tokens
             version = machine.head.global_version if machine.head else 0
-            waiting, fraction = machine.num_uploading, machine.progress_fraction()
+            waiting, fraction = machine.num_uploading, machine.merged_fraction()
             skipped = shared.skipped - self._told_skipped
         steps, rate = step - self._told_steps, (tokens - self._told_tokens) / passed_s
         self._told_at, self._told_steps, self._told_tokens = now, step, tokens
@@ -98,7 +98,7 @@ class Voice:
             text = f"step {step:,}, {rate:,.0f} tokens/s"
             text += "" if loss is None else f", loss {loss:.4g}"
             text += f", {skipped:,} of {steps + skipped:,} steps left out" if skipped else ""
-        of_budget = f" ({fraction:.0%} of the run's budget)" if fraction else ""
+        of_budget = f" ({fraction:.0%} of its budget merged)" if fraction else ""
         uploads = f", {counted(waiting, 'upload')} waiting" if waiting else ""
         self._session.journal.tell(
             "learner.progress",

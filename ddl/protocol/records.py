@@ -271,7 +271,8 @@ class LogRecord(Record, frozen=True, kw_only=True):
     are those **after** this record. `launch` is the launch number of the round that a `step` closed.
     `back_to` is the global version whose model a `rollback` takes up again. `barred` names learners
     that were kicked, with the reason; an empty reason lets one in again. `request` is the id of the
-    request that this record answers. `outdone` is as in `RunRecord`, of the settings of a start.
+    request that this record answers. `why` of a `step` is why its round closed, and who came last;
+    of other kinds it is the reason that `who` gave. `outdone` is as in `RunRecord`, of the settings of a start.
     """
 
     schema: int = SCHEMA

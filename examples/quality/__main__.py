@@ -6,7 +6,7 @@
     just quality real --learners 3 --steps 600                          processes, beside learners alone
     just quality vision --steps 600                                     digits, by a net with BatchNorm
 
-Results lie in `build/quality`, a file a cell: a table that was stopped goes on where it was.
+`--plot FILE` draws a table: curves, and where each seed ended. Results lie in `build/quality`, a file a cell: a table that was stopped goes on where it was.
 """
 
 from __future__ import annotations
@@ -145,6 +145,7 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--folder", type=Path, default=FOLDER)
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="also draw it (.svg, .png)")
     parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
     asked = parser.parse_args()
     rows: dict[str, list[Cell]] = defaultdict(list)
@@ -165,14 +166,22 @@ def main() -> int:
         )
     losses = {label: [found[cell.name].heldout_loss for cell in row] for label, row in rows.items()}
     first = mean(next(iter(losses.values())))
+    seeds = "1 seed" if asked.seeds == 1 else f"{asked.seeds} seeds"
+    title = f"M = {asked.learners}, {asked.steps} steps each, {seeds}"
+    unit = "nats" if on_images else "nats/byte"
+    if asked.plot:
+        from examples.quality.plot import draw
+
+        outcomes = {label: [found[cell.name] for cell in row] for label, row in rows.items()}
+        draw(asked.plot, outcomes, title=title, unit=unit)
     if asked.json:
         ratios = {label: mean(row) / first for label, row in losses.items()}
         runs = [_run(labels[cell.name], found[cell.name]) for cell in cells]
         print(msgspec.json.encode({"runs": runs, "ratio_to_dp": ratios}).decode())
         return 0
     width = max(map(len, losses))
-    unit = "nats, and percent of right answers" if on_images else "nats/byte"
-    print(f"M = {asked.learners}, {asked.steps} steps each, {asked.seeds} seeds: held-out {unit}")
+    answers = ", and percent of right answers" if on_images else ""
+    print(f"{title}: held-out {unit}{answers}")
     for label, row in losses.items():
         each = " ".join(f"{loss:.4f}" for loss in row)
         right = [found[cell.name].accuracy for cell in rows[label]]

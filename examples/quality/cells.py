@@ -16,7 +16,7 @@ import torch
 Method = Literal["data-parallel", "synchronous", "decoupled", "processes", "alone"]
 Scalar = bool | int | float | str
 
-RECIPE = 4
+RECIPE = 5
 """Raise it when a change to this example makes earlier results incomparable."""
 
 
@@ -59,6 +59,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
         tokens: that the model was trained on; of "decoupled", those merged.
         heldout_loss: nats, per byte where the work is text.
         accuracy: percent, where there are answers that are right or wrong.
+        curve: tokens, and the held-out loss after so many; ends with those of the whole.
         versions: outer steps.
     """
 
@@ -67,6 +68,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     heldout_loss: float
     accuracy: float | None = None
     versions: int = 0
+    curve: tuple[tuple[int, float], ...] = ()
     seconds: float = 0.0
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 
 import msgspec
 import torch
@@ -22,6 +23,9 @@ from tests.lockstep.learner import Learner
 from tests.lockstep.runner import Run
 
 FRAGMENTS = 4
+
+LOOKS = 10
+"""Points of a curve."""
 
 
 def train(cell: Cell, work: Workload = text) -> Outcome:
@@ -50,14 +54,32 @@ def _plain(cell: Cell, work: Workload, learners: Sequence[int]) -> Outcome:
     model = work.make_model(cell.seed)
     optimizer = work.make_optimizer(model)
     streams = [work.batches(cell.seed, m) for m in learners]
+    tokens_per_step = len(learners) * work.tokens_per_step()
+    curve = []
     for step in range(cell.steps):
         batch = torch.cat([next(stream) for stream in streams])
         work.train_step(model, optimizer, batch, local_steps=step, fraction=step / cell.steps)
+        if _is_look(step, cell.steps):
+            curve.append(((step + 1) * tokens_per_step, work.heldout_loss(model)))
+    return _outcome(cell, work, model, curve)
+
+
+def _is_look(step: int, steps: int) -> bool:
+    """Whether one of the points of the curve lies after this step; the last step has one."""
+    return (step + 1) * LOOKS // steps > step * LOOKS // steps
+
+
+def _outcome(
+    cell: Cell, work: Workload, model: nn.Module, curve: list[tuple[int, float]], versions: int = 0
+) -> Outcome:
+    tokens, loss = curve[-1]
     return Outcome(
         cell=cell,
-        tokens=len(learners) * cell.steps * work.tokens_per_step(),
-        heldout_loss=work.heldout_loss(model),
+        tokens=tokens,
+        heldout_loss=loss,
         accuracy=work.accuracy(model),
+        versions=versions,
+        curve=tuple(curve),
     )
 
 
@@ -72,7 +94,8 @@ def synchronous(cell: Cell, work: Workload) -> Outcome:
     replicas = [work.make_model(cell.seed) for _ in range(cell.learners)]
     optimizers = [work.make_optimizer(replica) for replica in replicas]
     streams = [work.batches(cell.seed, m) for m in range(cell.learners)]
-    versions = 0
+    tokens_per_step = cell.learners * work.tokens_per_step()
+    versions, curve = 0, []
     for step in range(cell.steps):
         for replica, optimizer, stream in zip(replicas, optimizers, streams, strict=True):
             fraction = step / cell.steps
@@ -80,13 +103,9 @@ def synchronous(cell: Cell, work: Workload) -> Outcome:
         if (step + 1) % every == 0 or step + 1 == cell.steps:
             _outer_step(shared, replicas, nesterov)
             versions += 1
-    return Outcome(
-        cell=cell,
-        tokens=cell.learners * cell.steps * work.tokens_per_step(),
-        heldout_loss=work.heldout_loss(shared),
-        accuracy=work.accuracy(shared),
-        versions=versions,
-    )
+        if _is_look(step, cell.steps):
+            curve.append(((step + 1) * tokens_per_step, work.heldout_loss(shared)))
+    return _outcome(cell, work, shared, curve, versions)
 
 
 @torch.no_grad()
@@ -164,19 +183,22 @@ def decoupled(cell: Cell, work: Workload) -> Outcome:
             run.time.at(late, lambda m=m, task=task: _join(run, cell, m, task))  # type: ignore[misc]
         else:
             _join(run, cell, m, task)
-    if not run.time.run(20.0 * cell.steps, until=lambda: run.log.state == "stopped"):
-        raise RuntimeError(f"{cell.name}: {run.versions} versions, {run.rounds}, and no end")
-    model = work.make_model(cell.seed)
-    with torch.no_grad():
-        for name, value in run.model().items():
-            describe_model(model).tensors[name].copy_(value)
-    return Outcome(
-        cell=cell,
-        tokens=round(run.log.progress),
-        heldout_loss=work.heldout_loss(model),
-        accuracy=work.accuracy(model),
-        versions=run.versions,
-    )
+    model, curve = work.make_model(cell.seed), []
+    for look in range(1, LOOKS + 1):
+        far = partial(_is_far, run, look / LOOKS)
+        if not run.time.run(20.0 * cell.steps, until=far):
+            raise RuntimeError(f"{cell.name}: {run.versions} versions, {run.rounds}, and no end")
+        with torch.no_grad():
+            for name, value in run.model().items():
+                describe_model(model).tensors[name].copy_(value)
+        curve.append((round(run.log.progress), work.heldout_loss(model)))
+    return _outcome(cell, work, model, curve, run.versions)
+
+
+def _is_far(run: Run, share: float) -> bool:
+    """Whether so much of the budget has been merged; all of it is when the run has ended."""
+    is_merged = share < 1.0 and run.log.progress >= share * run.log.settings.stop.tokens
+    return is_merged or run.log.state == "stopped"
 
 
 def _join(run: Run, cell: Cell, m: int, task: WorkTask) -> None:

@@ -29,7 +29,7 @@ def test_whoever_ends_says_why(fleet: ChaosFleet) -> None:
     for process, code in ((drained, 75), (interrupted, 130), (short, 0), (sent, 75)):
         assert process.wait(timeout=60) == code
     assert fleet.ddl("stop", fleet.address, "--why", "enough of it").wait(timeout=60) == 0
-    late = fleet.learner("late")
+    late = fleet.learner("late", "--wait", "0")
     coordinator = fleet.processes[0]
     for process in (steady, late, coordinator):
         assert process.wait(timeout=60) == 0

@@ -49,7 +49,11 @@ def refusal(
             "unknown setting 'round.qourum'. Did you mean 'round.quorum'?",
         ),
         (["--set", "round.quorum"], 2, "--set 'round.quorum' is not KEY=VALUE"),
-        (["--set", "round.quorum=many"], 2, "flag: round.quorum = 'many': must be a whole number"),
+        (
+            ["--set", "round.quorum=many"],
+            2,
+            "command line: round.quorum = 'many': must be a whole number",
+        ),
         (["--set", "round.overlap_steps=9"], 2, "must be less than round.every_steps (4)"),
         (["--store", "s4://bucket"], 2, "unknown scheme 's4'"),
         (["--store", "file:///no/such/folder/anywhere"], 2, "/no/such/folder does not exist"),

@@ -29,6 +29,22 @@ def test_times_go_forward_also_where_events_are_told_late() -> None:
     assert lines[3:] == [f"{times[1]} cleo joined", f"{_plus(times[1], 1)} dora joined"]
 
 
+def test_events_that_are_too_many_are_left_out() -> None:
+    """Only those; where the run stands is told all the same."""
+    facts = (
+        fact(9, "version.published", "version 15: ..."),
+        fact(8, "learner.joined", "anna joined"),
+    )
+    first = snapshot(view(facts=facts))
+    assert first is not None
+    lines: list[str] = []
+    Lines(lines.append, left_out=["version.published"]).show(first)
+    assert [line.split(" ", 1)[1].split(",")[0] for line in lines] == [
+        "anna joined",
+        "version 15 (40%)",
+    ]
+
+
 def _plus(clock: str, seconds: int) -> str:
     hours, minutes, rest = map(int, clock.split(":"))
     total = hours * 3600 + minutes * 60 + rest + seconds

@@ -35,6 +35,7 @@ def run_toml(tmp_path: Path) -> Path:
         f'[run]\nname = "demo"\n[redis]\nurl = "redis://:sesame@127.0.0.1:1/0"\n'
         f'[store]\nurl = "{store}"\n'
     )
+    (tmp_path / "task.py").write_text("def build(ctx): ...\n")
     return path
 
 

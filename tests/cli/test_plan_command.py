@@ -31,6 +31,10 @@ def test_people_are_told_whether_it_fits() -> None:
     assert slow.exit_code == 0
     assert slow.stdout.startswith("1.3G parameters in 24 fragments, 8 learners")
     assert "each fragment every 24 steps, at 1.0 s a step (--step-s)\n" in slow.stdout
+    assert (
+        "links: 100Mbit/s up (--up-mbit) and 100Mbit/s down (--down-mbit) a learner, 1.0Gbit/s the "
+        "coordinator (--coordinator-mbit)\n"
+    ) in slow.stdout
     assert "more often in the first 460 steps, as far as links bear it" in slow.stdout
     assert "each learner's upload takes 17 s a round; 1.7Gbit/s would do (--up-mbit)" in slow.stdout
     fast = ddl_plan("--parameters", "10M", "--up-mbit", "1000", "--down-mbit", "1000")

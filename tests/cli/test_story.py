@@ -77,6 +77,7 @@ def log(store: LocalStore) -> Log:
         receipt("bert", 0, 1, weight=100.0, staleness=1),
         launch=LAUNCH,
         carried=("cleo/1/f0/1",),
+        why="all live learners are in (2); bert came last",
         waits=Waits(quorum_s=1.2, grace_s=0.3, fetch_s=0.004, merge_s=0.02, publish_s=0.1),
         health=Health(loss_mean=2.75, cos_peers=0.8),
     )
@@ -155,7 +156,8 @@ def test_the_story_of_a_round(log: Log) -> None:
     by_launch = texts(of_round(LAUNCH, sources))
     assert by_launch == [
         "extended: fragment 0 v1: needs 2",
-        "closed with 2 contributions: anna/1/f0/1, bert/1/f0/1 (1 version late)",
+        "closed with 2 contributions: anna/1/f0/1, bert/1/f0/1 (1 version late); "
+        "all live learners are in (2); bert came last",
         "it took 1.2 s to the quorum and 300 ms of grace; fetching 4 ms, merging 20 ms, "
         "publishing 100 ms",
         "came too late for it, and was carried into the next round: cleo/1/f0/1",
@@ -200,7 +202,8 @@ def test_the_story_of_a_learner(log: Log) -> None:
     gone = fact(70, "learner.gone", "bert is gone (was suspect)", learner="bert")
     lines = texts(of_learner("bert", told(log, facts=(gone,), shown=snapshot(view()))))
     assert lines[0] == (
-        "life 1, from its first receipt on: 1 merged, 1 refused within 10 s; 10 steps, 10k tokens"
+        "life 1: of its hand-ins 1 merged, 1 refused over 10 s, which is 10 steps of the whole model, "
+        "10k tokens"
     )
     assert "bert/1/f1/1 was refused: 3 values are not finite" in lines
     assert "bert was kicked: its fan is dead (by ann)" in lines

@@ -826,6 +826,25 @@ def test_a_learner_that_was_started_before_its_run_waits_for_it(
     assert log.getvalue().count("run.awaited") == 1
 
 
+def test_a_learner_waits_while_a_run_that_was_over_is_started_again(
+    toml: Path, join: Join, redis_url: str, tmp_path: Path
+) -> None:
+    """Whoever goes on with a run by one script need not put its processes in order either."""
+    with running(options(toml)) as coordinator:
+        join().contribute(6)
+        assert coordinator.wait() == "finished"
+    log = io.StringIO()
+    again = JoinOptions(
+        address=f"{redis_url}?run={RUN}", learner="b", spool=tmp_path / "s", journal=Journal(log)
+    )
+    with ThreadPoolExecutor(1) as pool:
+        found = pool.submit(find_run, again)
+        eventually(lambda: "may be started again" in log.getvalue(), what="word of the wait")
+        with running(options(toml, stop__commits="8")):
+            found.result(30).close()
+    assert log.getvalue().count("run.awaited") == 1
+
+
 def test_nobody_joins_a_run_that_is_over(
     toml: Path, store: LocalStore, join: Join, redis_url: str, tmp_path: Path
 ) -> None:
@@ -835,7 +854,9 @@ def test_nobody_joins_a_run_that_is_over(
         join().contribute(6)
         assert coordinator.wait() == "finished"
     assert RunOverError.GO_ON not in coordinator.log.getvalue()
-    address = JoinOptions(address=f"{redis_url}?run={RUN}", learner="a", spool=tmp_path / "s")
+    address = JoinOptions(
+        address=f"{redis_url}?run={RUN}", learner="a", spool=tmp_path / "s", wait_s=0.0
+    )
     with pytest.raises(
         RunOverError, match=r"is over: stop.commits = 6 reached.*a larger .stop."
     ) as over:

@@ -433,6 +433,8 @@ def test_a_fork_begins_with_the_weights_of_its_version(
     told = ddl("fork", where, "--at", "3", "--as", "young", "--set", "outer.lr=0.25", "--json")
     assert told.code == 0, told
     assert json.loads(told.out)["source_version"] == 3
+    changed = json.loads(told.out)["changes"]
+    assert (changed["outer.lr"], "run.name" in changed) == (0.25, False)
     assert {key: bytes(store.get(key)) for key in before} == before
     old, young = History(store, RUN).existing_run(), History(store, "young").existing_run()
     assert young.lineage == json.loads(told.out)["lineage"] != old.lineage
@@ -717,7 +719,8 @@ def test_all_of_it_on_s3(
     assert exported.keys() == expected.keys()
     assert all(exported[name].equal(expected[name]) for name in expected)
     assert ddl("verify", f"{url}/{RUN}", "--replay").code == 0
-    assert ddl("fork", f"{url}/{RUN}", "--at", "2", "--as", "young").code == 0
+    forked = ddl("fork", f"{url}/{RUN}", "--at", "2", "--as", "young", "--set", "stop.commits=99")
+    assert (forked.code, "\n  stop.commits = 99\n" in forked.out) == (0, True), forked
     listed = json.loads(ddl("runs", "--store", url, "--json").out)["runs"]
     assert [row["name"] for row in listed] == [RUN, "young"]
     task = ("--task", str(past.folder / "task.py"), "--json")

@@ -73,6 +73,19 @@ def test_shares_of_a_global_batch_follow_who_is_in(num_fragments: int) -> None:
     assert shares() == {"a": 0.5, "c": 0.5}
 
 
+@ONE_AND_MANY
+def test_the_log_tells_why_a_round_closed_and_who_came_last(num_fragments: int) -> None:
+    """Of two that are both waited for, the one whose upload takes longer."""
+    run = Run(settings_of(num_fragments, round=quorum_of(2, num_fragments)), infos(num_fragments))
+    run.start_coordinator()
+    run.add_learner("slow", ConstantGradient(run.layout, lr=0.1), lag_s=0.8)
+    run.add_learner("fast", ConstantGradient(run.layout, lr=0.1))
+    run.go(commits=4 * num_fragments)
+    steps = [record.why for record in run.records() if record.kind == "step"]
+    assert steps[-1] == "all live learners are in (2); slow came last"
+    checked(run)
+
+
 def test_the_dead_are_not_counted_into_a_quorum() -> None:
     """With a quorum of two and one learner left alive, rounds wait, and say how many there are."""
     run = Run(settings_of(1, round=quorum_of(2, 1)), infos(1))

@@ -268,8 +268,8 @@ def test_settings_change_by_a_record_and_learners_hear_of_it() -> None:
     [
         ({"merge.method": "mean"}, "refused: merge.method is fixed at genesis"),
         ({"redis.url": "redis://x"}, "refused: redis.url belongs to one machine"),
-        ({"round.quorun": 2}, "refused: change: unknown setting 'round.quorun'. Did you mean"),
-        ({"round.quorum": 0}, "refused: change: round.quorum = 0: must be at least 1"),
+        ({"round.quorun": 2}, "refused: unknown setting 'round.quorun'. Did you mean"),
+        ({"round.quorum": 0}, "refused: round.quorum = 0: must be at least 1"),
     ],
 )
 def test_impossible_changes_are_refused(changes: dict[str, int | str], answer: str) -> None:

@@ -373,6 +373,21 @@ def test_a_paused_run_stands_still_and_goes_on() -> None:
     checked(run)
 
 
+def test_a_round_that_is_open_in_a_paused_run_says_so() -> None:
+    """Whoever is in by now: it is not judged until the run goes on."""
+    run = Run(settings_of(2), infos(2))
+    run.start_coordinator()
+    run.add_learner("a", ConstantGradient(run.layout, lr=0.1))
+    run.go(commits=3)
+    assert run.time.run(100.0, until=lambda: bool(run.rounds))
+    assert ask(run, "pause") == "done"
+    run.time.run(5.0)
+    assert {why for _, why in run.rounds} == {"the run is paused"}
+    assert ask(run, "resume", id_="2") == "done"
+    run.go(commits=run.versions + 2)
+    assert "the run is paused" not in {why for _, why in run.rounds}
+
+
 def test_settings_change_while_a_run_is_paused() -> None:
     """The change is in force, and the run stays as it is."""
     run = scripted_run(1)
@@ -443,7 +458,7 @@ def test_a_drained_learner_hands_in_and_leaves() -> None:
     ]
     assert run.time.run(60.0, until=lambda: not leaving.alive)
     answer = ask(run, "drain", id_="2", learner="nobody")
-    assert answer == "refused: no learner 'nobody' is in the run; in it: a, b"
+    assert answer == "refused: no learner 'nobody' is known in the run; known: a, b"
     assert ask(run, "drain", id_="3", learner="b") == "refused: b has left"
     run.go(commits=run.versions + 2)
     checked(run)

@@ -91,7 +91,7 @@ def test_what_the_run_chooses_cannot_be_given_as_well() -> None:
     """It would have no effect; wherever the two were said, and with what to do."""
     flags = {"outer.preset": "auto", "outer.momentum": "0.9"}
     assert error_of(flags=flags) == (
-        'flag: outer.momentum is chosen by outer.preset = "auto". '
+        'command line: outer.momentum is chosen by outer.preset = "auto". '
         'Leave it out, or set outer.preset = "fixed"'
     )
     assert load(flags=flags | {"outer.preset": "fixed"}).settings.outer.momentum == 0.9
@@ -118,7 +118,7 @@ def test_an_outer_step_that_is_given_stays_as_it_is(tmp_path: Path) -> None:
 def test_a_setting_of_another_mode_is_no_use() -> None:
     """It would be taken for one that does something."""
     with pytest.raises(
-        ConfigError, match=r"flag: adopt.alpha is for blending\. Leave it out, or set"
+        ConfigError, match=r"command line: adopt.alpha is for blending\. Leave it out, or set"
     ):
         config.load(flags={"adopt.alpha": "0.7"})
     blending = config.load(flags={"adopt.alpha": "0.7", "adopt.mode": "blend"})
@@ -221,7 +221,7 @@ def test_a_mistake_is_told_in_the_same_words_wherever_it_was_made(
     variable = f"DDL_{table}_{name}".upper()
     assert error_of(file=file).startswith(f"{file}: {mistake}")
     assert error_of(environment={variable: text}).startswith(f"environment {variable}: {mistake}")
-    assert error_of(flags={key: text}).startswith(f"flag: {mistake}")
+    assert error_of(flags={key: text}).startswith(f"command line: {mistake}")
     with pytest.raises(ConfigError):
         config.amend(Settings(), dict(config.read_changes({key: text})))
 
@@ -248,7 +248,7 @@ def test_all_mistakes_are_told_at_once(tmp_path: Path) -> None:
         f"  {file}: unknown table [stor]. Did you mean [store]?",
         "  environment DDL_KEEP_VERSIONS: keep.versions = 'none': must be a whole number",
         f"  {file}: round.quorum = 0: must be at least 1",
-        "  flag: liveness.gone_s = -1.0: must be from 0.01 s to a year (31,536,000 s)",
+        "  command line: liveness.gone_s = -1.0: must be from 0.01 s to a year (31,536,000 s)",
     ]
 
 
@@ -323,7 +323,7 @@ def test_values_out_of_range(key: str, value: str, expected: str) -> None:
 def test_values_that_cannot_work_together(flags: dict[str, str], expected: str) -> None:
     """Both numbers are named, and the nearest that would do."""
     message = error_of(flags=flags)
-    assert message.startswith("flag: ")
+    assert message.startswith("command line: ")
     assert expected in message
 
 

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from msgspec.structs import replace
 
 from ddl.config import RoundSettings, Settings, StopSettings
 from ddl.core.learner import LearnerMachine
@@ -17,6 +18,7 @@ from ddl.learner.session import SPOOL, Session
 from ddl.learner.shared import Shared
 from ddl.learner.voice import PROGRESS_S, Voice
 from ddl.protocol.records import Receipt
+from tests.contract.registry_records import head
 from tests.views import handin
 
 
@@ -77,8 +79,10 @@ def speaker() -> Speaker:
 
 
 def test_a_line_now_and_then(speaker: Speaker) -> None:
-    """Two in a minute, with the step, the rate since the last one, the loss and the budget."""
+    """Two in a minute, with the step, the rate since the last one, the loss and how much of the budget is
+    merged, as `ddl status` tells it, whatever this learner has in hand."""
     speaker.machine.started = True
+    speaker.machine.head = replace(head(3), progress=250.0)
     speaker.shared.loss.add(2.5)
     speaker.pass_time(2 * PROGRESS_S + 1, tokens=1)
     first, second = speaker.said()
@@ -87,7 +91,7 @@ def test_a_line_now_and_then(speaker: Speaker) -> None:
     assert second["step"] == pytest.approx(600, abs=4)
     assert second["tokens_per_s"] == pytest.approx(10.0, rel=0.02)
     assert second["text"].startswith(f"step {second['step']}, 10 tokens/s, loss 2.5; ")
-    assert "the run is at version 0 (60% of the run's budget)" in second["text"]
+    assert "the run is at version 3 (25% of its budget merged)" in second["text"]
 
 
 def test_why_there_is_no_progress(speaker: Speaker) -> None:

@@ -1,4 +1,4 @@
-"""`ddl doctor`: would a run work here, with this Redis and this store?"""
+"""`ddl doctor`: would a run work here, with this Redis, this store and this task file?"""
 
 from __future__ import annotations
 
@@ -57,13 +57,16 @@ def doctor(
         typer.Option(metavar="MIB", min=0, help="Also move so many MiB up and down the store."),
     ] = 0,
     torch: Annotated[
-        bool, typer.Option("--torch/--no-torch", help="Look at torch and GPUs (a few seconds).")
+        bool,
+        typer.Option(
+            "--torch/--no-torch", help="Look at torch and GPUs, run the task file (a few seconds)."
+        ),
     ] = True,
     as_json: Annotated[
         bool, typer.Option("--json", help="One JSON object: schema, status and checks.")
     ] = False,
 ) -> None:
-    """Check Redis, the object store and this machine before a run.
+    """Check Redis, the object store, this machine and its task file before a run.
 
     Every line is ok, warn or fail; under one that is not ok stands the cure.
     Moves about 16 MB through the store, and leaves nothing in it.
@@ -86,6 +89,7 @@ def doctor(
             spool=spool_root(),
             bandwidth_bytes=bandwidth * MIB,
             torch=torch,
+            task=place.task_file,
         )
     )
     if as_json:

@@ -9,6 +9,7 @@ import typer
 
 from ddl_cli.arguments import key_values, scalar
 from ddl_cli.resolve import RedisOption, RunArgument, StoreOption, resolve
+from ddl_cli.toml_text import toml_value
 
 
 def fork(
@@ -55,6 +56,8 @@ def fork(
     typer.echo(
         f"{name} is made from version {forked.source_version} of {forked.source}, in {forked.store}"
     )
+    for key, value in forked.changes.items():
+        typer.echo(f"  {key} = {toml_value(value)}")
     typer.echo(
         f"start it from the run.toml of {forked.source}: "
         f"`ddl coordinator start run.toml --set run.name={name}`",

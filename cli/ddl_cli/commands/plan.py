@@ -108,7 +108,7 @@ def plan(
         ),
     )
     made = make_plan(situation)
-    typer.echo(canonical(made) if as_json else "\n".join(_lines(made, step_s)))
+    typer.echo(canonical(made) if as_json else "\n".join(_lines(made, situation)))
 
 
 def _fragments(
@@ -148,7 +148,7 @@ def _equal_parts(elements: int, settings: Settings) -> tuple[int, ...]:
 # ---- for people ---------------------------------------------------------------------------------
 
 
-def _lines(made: Plan, step_s: float) -> Iterator[str]:
+def _lines(made: Plan, situation: Situation) -> Iterator[str]:
     traffic, hand_in, memory, storage = made.traffic, made.hand_in, made.memory, made.storage
     yield (
         f"{short_number(made.parameters)} parameters in {counted(made.num_fragments, 'fragment')}, "
@@ -156,7 +156,12 @@ def _lines(made: Plan, step_s: float) -> Iterator[str]:
     )
     yield (
         f"a round every {short_time(made.round_every_s)}, each fragment every {made.every_steps} steps, "
-        f"at {short_time(step_s)} a step (--step-s)"
+        f"at {short_time(situation.step_s)} a step (--step-s)"
+    )
+    yield (
+        f"links: {_rate(situation.up_bytes_per_s)} up (--up-mbit) and "
+        f"{_rate(situation.down_bytes_per_s)} down (--down-mbit) a learner, "
+        f"{_rate(situation.coordinator_bytes_per_s)} the coordinator (--coordinator-mbit)"
     )
     yield from _slowness(made)
     if made.early_steps:

@@ -59,12 +59,14 @@ def text(found: Verification, *, outstanding: float = 0.0) -> str:
 
     `outstanding`: tokens announced in Redis that have no receipt, and so no place in the log.
     """
+    from ddl.core.log import CHECKPOINT_EVERY
+
     gone = f"; {found.num_gone} more are not kept any more" if found.num_gone else ""
     lines = [
         f"{found.run}, lineage {found.lineage[:8]}, version {found.global_version}",
         f"  log          {found.num_records} records with {found.num_receipts} receipts",
         f"  ledger       {_fates(found.ledger, found.progress)}{_waiting(outstanding)}",
-        f"  checkpoints  {found.num_checkpoints}",
+        f"  checkpoints  {found.num_checkpoints} (the log has one every {CHECKPOINT_EVERY} records)",
         f"  objects      {found.num_objects}, {short_number(found.objects_bytes)}B{gone}",
     ]
     if found.replay is not None:

@@ -24,6 +24,7 @@ from ddl_cli.demo.cast import RUN, Options, data
 from ddl_cli.demo.report import Losses, judge, text
 from ddl_cli.demo.stage import play
 from ddl_cli.units import short_number
+from ddl_cli.view.events import PUBLISHED
 from ddl_cli.view.paper import is_screen
 
 TERMINATED: Final = 128 + signal.SIGTERM
@@ -50,7 +51,7 @@ def run_demo(options: Options, *, loss_below: float, as_json: bool) -> bool:
     """Play, measure, report; whether all is as it must be. Raises: DdlError."""
     console = Console(stderr=True, highlight=False)
     screen = is_screen(console)
-    shown = display.Screen(console) if screen else display.Lines(say)
+    shown = display.Screen(console) if screen else display.Lines(say, left_out=[PUBLISHED])
     say(f"demo in {options.folder}: real processes, a real Redis server, real text")
     say(f"starting Redis and the coordinator; their logs are in {options.folder / 'logs'}")
     with orderly_sigterm(), storage(options.folder, s3=options.s3) as place:

@@ -164,8 +164,10 @@ def gather(
         if holder not in ("", record.holder):
             text = f"{record.holder} coordinates (epoch {record.epoch})"
             story.marks.append(Mark(at_s, record.progress, "coordinator", text))
+        if record.state != state:
+            story.why = record.why
         holder, state = record.holder, record.state
-        story.records, story.state, story.why = record.seq, record.state, record.why
+        story.records, story.state = record.seq, record.state
         story.end_s, story.progress = at_s, record.progress
     _mark_facts(story, facts)
     story.marks.sort()

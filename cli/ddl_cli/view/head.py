@@ -9,8 +9,8 @@ from typing import Final
 
 from rich.text import Text
 
-from ddl.core.snapshot import tokens_per_s
-from ddl.protocol.records import RunSnapshot, Trouble
+from ddl.core.snapshot import outcomes, tokens_per_s
+from ddl.protocol.records import FATES, RunSnapshot, Trouble
 from ddl_cli.units import short_number, short_time, times
 from ddl_cli.view.curve import chart, curve
 from ddl_cli.view.text import Canvas, cropped, flow, sentence, short_loss
@@ -202,21 +202,18 @@ def _speed(rate: float | None) -> str:
 
 
 def _ledger(shown: RunSnapshot) -> Iterator[Text]:
-    """Of the tokens handed in: what became of them. Fates that did not happen are left out."""
+    """Of the tokens handed in: what has become of them. What did not happen is left out."""
     ledger = shown.ledger
     if not ledger.handed_in:
         return
     text = Text("handed in: ")
-    fates = ("merged", "outstanding", "refused", "expired", "lost", "rolled_back")
-    parts = [
-        (f"{fate.replace('_', ' ')} {_percent(getattr(ledger, fate) / ledger.handed_in)}", fate)
-        for fate in fates
-        if getattr(ledger, fate)
-    ]
-    for index, (part, fate) in enumerate(parts):
+    others = outcomes({fate: getattr(ledger, fate) for fate in FATES}, shown.run.progress)
+    good = {"merged": others.pop("merged"), "outstanding": ledger.outstanding}
+    parts = [(word, num) for word, num in {**good, **others}.items() if round(num)]
+    for index, (word, num) in enumerate(parts):
         text.append(", " if index else "")
-        text.append(part, "yellow" if fate in fates[2:] else "")
-        if fate == "outstanding" and shown.run.state == "stopped":
+        text.append(f"{word} {_percent(num / ledger.handed_in)}", "" if word in good else "yellow")
+        if word == "outstanding" and shown.run.state == "stopped":
             text.append(" (too late for the last version; taken up if the run goes on)")
     if ledger.discarded:
         text.append(f"; discarded {short_number(ledger.discarded)}", "yellow")
