@@ -426,7 +426,10 @@ def _read_toml(file: Path) -> dict[str, Any]:
             how = f"Give a run.toml: {how}, and a run that exists has the one it was created with"
         raise ConfigError(f"{file} does not exist", hint=how) from None
     except IsADirectoryError:
-        raise ConfigError(f"{file} is a folder", hint="Give the run.toml in it") from None
+        how = "Give the run.toml in it"
+        if (file / "run.json").is_file():
+            how = f"It is a run in a store: {file.resolve().as_uri()}"
+        raise ConfigError(f"{file} is a folder", hint=how) from None
     except UnicodeDecodeError:
         raise ConfigError(f"{file} is not a text file", hint=f"A run.toml is; {how}") from None
     except OSError as error:

@@ -31,8 +31,8 @@ _STATES: Final[dict[LearnerState, str]] = {
 }
 """What people are told in place of a state's name."""
 
-TOLD_LAST: Final = 12
-"""Events, and hand-ins that were not merged, that are told of a learner: the newest."""
+TOLD_LAST: Final = 100
+"""Events, and hand-ins that were not merged, that are told of a learner: the newest of each."""
 
 
 class Line(Record, frozen=True, kw_only=True):
@@ -121,6 +121,7 @@ def of_learner(id_: str, sources: Sources) -> Iterator[Line]:
     for life in lives:
         yield from _life(life, [row for row in told if row[1].incarnation == life], sources.run)
     bad = [(record, receipt) for record, receipt in told if receipt.fate != "merged"]
+    yield from _left_out("hand-ins that were not merged", [r.written_at for r, _ in bad])
     for record, receipt in bad[-TOLD_LAST:]:
         yield Line(at=record.written_at, text=fate_of(receipt))
     for record in sources.records:
@@ -129,7 +130,9 @@ def of_learner(id_: str, sources: Sources) -> Iterator[Line]:
             allowed = f"{id_} was allowed in again (by {record.who})"
             text = f"{id_} was kicked: {reason}" if reason else allowed
             yield Line(at=record.written_at, text=text)
-    for fact in _about(id_, sources.facts):
+    facts = _about(id_, sources.facts)
+    yield from _left_out("events", [fact.at for fact in facts])
+    for fact in facts[-TOLD_LAST:]:
         yield Line(at=fact.at, text=fact.text)
     now = sources.shown
     one = next((one for one in now.learners if one.id == id_), None) if now else None
@@ -154,12 +157,19 @@ def _life(life: int, told: Sequence[tuple[LogRecord, Receipt]], run: RunRecord) 
 
 
 def _about(id_: str, facts: Iterable[Fact]) -> list[Fact]:
-    """The newest events of a learner; its receipts stand in the log already."""
+    """The events of a learner; its receipts stand in the log already."""
     return [
         fact
         for fact in facts
         if fact.fields.get("learner") == id_ and not fact.name.startswith("contribution.")
-    ][-TOLD_LAST:]
+    ]
+
+
+def _left_out(what: str, instants: Sequence[float]) -> Iterator[Line]:
+    """That older ones than TOLD_LAST are not told, in their place."""
+    if (num := len(instants) - TOLD_LAST) > 0:
+        text = f"{num} earlier {what} are left out here: `ddl events` and `ddl report` have them"
+        yield Line(at=instants[num - 1], text=text)
 
 
 def _present(one: LearnerView, shown: RunSnapshot) -> Iterator[Line]:

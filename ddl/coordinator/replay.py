@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import NamedTuple
 
+from ddl.codec.digest import sha256
 from ddl.coordinator.audit import Merge
 from ddl.coordinator.found import announcement
 from ddl.coordinator.gate import Passed, check_payload
@@ -32,6 +33,8 @@ from ddl.protocol.keys import ObjectKeys
 from ddl.protocol.records import HandinId, ObjectRef, Receipt, RunRecord
 from ddl.store.base import Store
 
+NOT_ITS_NAME = "its bytes are not those that its name tells"
+
 
 class Replayed(NamedTuple):
     """Outcome of one step: it gave the same bytes if both sentences are empty.
@@ -51,7 +54,8 @@ class Replayed(NamedTuple):
 class Replay:
     """Replays steps of one run, in the order of its log. May raise StoreError.
 
-    Holds in memory what stands in for versions that are gone: of each fragment the newest at most.
+    Holds in memory what stands in for versions that are gone: of each fragment the newest at most; and by
+    fragment the record at which that chain has broken.
 
     Args:
         store: where the run lies; its contributions are listed once, here and now.
@@ -63,6 +67,7 @@ class Replay:
         self._keys = ObjectKeys(run.name)
         self._payloads = Payloads.of(store, run)
         self._made: dict[int, tuple[ObjectRef, Base]] = {}
+        self._broken: dict[int, int] = {}
         self._contributions: dict[HandinId, list[str]] = defaultdict(list)
         for info in store.list(self._keys.contributions):
             if (parsed := self._keys.parse_contribution(info.key)) is not None:
@@ -70,6 +75,14 @@ class Replay:
 
     def step(self, merge: Merge, promises: Promises) -> Replayed:
         """Merge one step again and compare; what it was made from may be gone if `promises` allow."""
+        outcome = self._step(merge, promises)
+        if outcome.difference or (outcome.skipped and not outcome.is_let_go):
+            self._broken.setdefault(merge.step.fragment, merge.seq)
+        elif not outcome.skipped:
+            self._broken.pop(merge.step.fragment, None)
+        return outcome
+
+    def _step(self, merge: Merge, promises: Promises) -> Replayed:
         try:
             kernel = kernel_by_name(merge.kernel)
         except ConfigError as error:
@@ -80,6 +93,11 @@ class Replay:
             before = merge.version - 1
             if not isinstance(error, MissingObjectError):
                 return Replayed(skipped=error.args[0])
+            broken = self._broken.get(merge.step.fragment)
+            if broken is not None:
+                return Replayed(
+                    skipped=f"version {before} is not kept, and record {broken} could not be merged again"
+                )
             is_let_go = not promises.hold(before, before)
             return Replayed(skipped=f"version {before} is not kept (any more)", is_let_go=is_let_go)
         passed = []
@@ -117,13 +135,13 @@ class Replay:
         (key,) = keys
         try:
             data = self._store.get(key)
+            if self._keys.contribution(*receipt.id, sha256(data)) != key:
+                return Replayed(difference=NOT_ITS_NAME, where=key)
             handin = announcement(key, data)
         except ObjectNotFoundError:
             return Replayed(skipped=f"contribution {receipt.id} is not kept", is_let_go=True)
         except (IntegrityError, ProtocolError) as error:
             return Replayed(difference=error.args[0], where=key)
-        if self._keys.contribution(*receipt.id, handin.payload.sha256) != key:
-            return Replayed(difference="its bytes are not those that its name tells", where=key)
         told = (handin.id, handin.steps, handin.tokens)
         if told != (receipt.id, receipt.steps, receipt.tokens):
             return Replayed(difference="its header is not what its receipt says", where=key)

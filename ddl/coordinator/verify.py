@@ -1,7 +1,8 @@
 """`ddl verify`: does everything in the store say the same?
 
 Checked are the chain of records and all that follows from it (versions, receipts at most once, the
-ledger), the checkpoints, every object that the records name, and, if asked, every merge.
+ledger), the checkpoints, every object that the records name, the contributions that were merged and are
+kept, and, if asked, every merge.
 """
 
 from __future__ import annotations
@@ -10,12 +11,13 @@ from typing import Final
 
 from ddl.codec.digest import sha256
 from ddl.coordinator.audit import Audit, Difference, Named, Report, Tick, audit_log, workers
-from ddl.coordinator.replay import Replay
+from ddl.coordinator.replay import NOT_ITS_NAME, Replay
 from ddl.core.snapshot import ledger_totals
 from ddl.errors import ObjectNotFoundError
-from ddl.protocol.records import Head, LedgerTotals, Record
+from ddl.protocol.keys import ObjectKeys
+from ddl.protocol.records import HandinId, Head, LedgerTotals, Record
 from ddl.protocol.wire import SCHEMA
-from ddl.store.base import Store
+from ddl.store.base import ObjectInfo, Store
 
 DIFFERENCES_TOLD: Final = 20
 """Differences that are told one by one; beyond, only their number."""
@@ -45,7 +47,8 @@ class ReplayResult(Record, frozen=True, kw_only=True):
 class Verification(Record, frozen=True, kw_only=True):
     """What `ddl verify --json` prints.
 
-    `num_gone`: objects that are not there any more, as `[keep]` allows. `replay`: None if it was
+    `num_objects`: versions and outer states. `num_gone`: those that are not there any more, as `[keep]`
+    allows. `num_contributions`: merged ones that are kept. `replay`: None if it was
     not asked for. The run is as it should be if `num_differences` is 0. `progress`: tokens in the
     newest model, which is what was merged but for what rollbacks undid.
     """
@@ -62,6 +65,8 @@ class Verification(Record, frozen=True, kw_only=True):
     num_objects: int
     objects_bytes: int
     num_gone: int
+    num_contributions: int
+    contributions_bytes: int
     replay: ReplayResult | None
     num_differences: int
     differences: tuple[Difference, ...]
@@ -90,6 +95,8 @@ def verify_run(
     audit = audit_log(store, run_name, found.report, head=head, tick=tick)
     objects = _Objects(store, audit, found.report)
     objects.check(tick)
+    contributions = _Contributions(store, audit, found.report)
+    contributions.check(tick)
     return Verification(
         run=audit.run.name,
         lineage=audit.run.lineage,
@@ -102,6 +109,8 @@ def verify_run(
         num_objects=objects.num_whole,
         objects_bytes=objects.whole_bytes,
         num_gone=objects.num_gone,
+        num_contributions=contributions.num_whole,
+        contributions_bytes=contributions.whole_bytes,
         replay=_replay(store, audit, found.report, tick) if replay else None,
         num_differences=found.count,
         differences=tuple(found.first),
@@ -112,8 +121,13 @@ class _Differences:
     def __init__(self) -> None:
         self.count = 0
         self.first: list[Difference] = []
+        self._seen: set[tuple[str, str]] = set()
 
     def report(self, where: str, what: str) -> None:
+        """Tell of a difference; two checks may see the same one."""
+        if (where, what) in self._seen:
+            return
+        self._seen.add((where, what))
         self.count += 1
         if len(self.first) < DIFFERENCES_TOLD:
             self.first.append(Difference(where=where, what=what))
@@ -173,6 +187,47 @@ class _Objects:
         return ""
 
 
+class _Contributions:
+    """Reads every contribution whole that was merged and is kept: its name tells what its bytes are. Of
+    others, whoever merges them judges."""
+
+    def __init__(self, store: Store, audit: Audit, report: Report) -> None:
+        self.num_whole = 0
+        self.whole_bytes = 0
+        self._store = store
+        self._keys = ObjectKeys(audit.run.name)
+        self._merged = {receipt.id for merge in audit.merges for receipt in merge.receipts}
+        self._report = report
+
+    def check(self, tick: Tick) -> None:
+        infos = [
+            info for info in self._store.list(self._keys.contributions) if self._is_merged(info)
+        ]
+        with workers() as pool:
+            for done, (info, is_whole) in enumerate(
+                zip(infos, pool.map(self._is_whole, infos), strict=True), 1
+            ):
+                if is_whole:
+                    self.num_whole += 1
+                    self.whole_bytes += info.bytes
+                elif is_whole is not None:
+                    self._report(info.key, NOT_ITS_NAME)
+                tick("contributions", done, len(infos))
+
+    def _is_merged(self, info: ObjectInfo) -> bool:
+        parsed = self._keys.parse_contribution(info.key)
+        return parsed is not None and HandinId(*parsed) in self._merged
+
+    def _is_whole(self, info: ObjectInfo) -> bool | None:
+        """Whether its bytes are what its name tells; None if it has been let go meanwhile."""
+        try:
+            data = self._store.get(info.key)
+        except ObjectNotFoundError:
+            return None
+        parsed = self._keys.parse_contribution(info.key)
+        return parsed is not None and self._keys.contribution(*parsed, sha256(data)) == info.key
+
+
 def _is_promised(audit: Audit, named: Named) -> bool:
     if named.ref == audit.run.frozen:
         return True
@@ -187,7 +242,7 @@ def _replay(store: Store, audit: Audit, report: Report, tick: Tick) -> ReplayRes
     for done, merge in enumerate(audit.merges, 1):
         outcome = replay.step(merge, audit.log.promises)
         if outcome.difference:
-            report(outcome.where, f"{outcome.difference} (record {merge.seq})")
+            report(outcome.where, outcome.difference)
         elif outcome.is_let_go:
             num_not_kept += 1
         elif outcome.skipped:

@@ -299,6 +299,7 @@ class LogState(msgspec.Struct, kw_only=True):
             self._remember_merge(record)
         if record.kind == "rollback":
             self.vitals.note_rollback(record.global_version, by_person=record.who != HEALTH)
+            self.health = Health()
         if record.kind == "settings":
             self._note_orders(record)
             self.settings = settings

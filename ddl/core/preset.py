@@ -9,7 +9,9 @@ still in the momentum when the run ends never reached the model. With many outer
 rate may be lower, and momentum higher from the start. Fewer learners make a budget last for more
 outer steps, and N follows.
 
-Two things hold momentum down. Contributions that come late were made before the last steps were seen, so
+Three things hold momentum down. The end: in the last tenth of the budget it falls to nothing, for what the
+model has gathered of it carries it past where learners agree, and nothing comes after that could bring it
+back. Contributions that come late were made before the last steps were seen, so
 that those are made again: momentum then swings, and wider each time. And should the outer gradients turn
 against it, that is overshooting.
 
@@ -42,6 +44,9 @@ MOMENTUM_FIRST: Final = (0.2, 0.4)
 
 MOMENTUM_MAX, MOMENTUM_LATE = 0.97, 0.3
 """Where all comes in time, and where contributions are a version late or more; in between in proportion."""
+
+COOLING: Final = 0.1
+"""Share of a run, its last, in which momentum falls to nothing."""
 
 GROWTH: Final = 0.05
 """From one step on, each version of a fragment comes later than the one before by this part: at H = 24 it
@@ -85,11 +90,12 @@ def choose(log: LogState) -> Choice | None:
     wanted = first + (last - first) * used
     bearable = MOMENTUM_MAX - (MOMENTUM_MAX - MOMENTUM_LATE) * min(1.0, _staleness(log))
     trust = _trust(log.vitals.cosines)
-    momentum = trust * min(wanted, bearable)
+    ending = min(1.0, (1.0 - used) / COOLING)
+    momentum = trust * ending * min(wanted, bearable)
     same_heat = abs(momentum - outer.momentum) < NOTCH * (1.0 - outer.momentum)
     if same_heat and abs(lr - outer.lr) < NOTCH * outer.lr:
         return None
-    why = _why(log, steps, trust, is_late=bearable < wanted)
+    why = _why(log, steps, trust, is_late=bearable < wanted, is_ending=ending < 1.0)
     return Choice(round(lr, 3), round(momentum, 3), why)
 
 
@@ -129,7 +135,9 @@ def _trust(cosines: list[float]) -> float:
     return 1.0 + min(0.0, median(cosines)) if cosines else 1.0
 
 
-def _why(log: LogState, steps: float | None, trust: float, *, is_late: bool) -> str:
+def _why(
+    log: LogState, steps: float | None, trust: float, *, is_late: bool, is_ending: bool
+) -> str:
     stop = log.settings.stop
     if not (stop.tokens or stop.commits):
         why = "the run has no budget"
@@ -137,6 +145,8 @@ def _why(log: LogState, steps: float | None, trust: float, *, is_late: bool) -> 
         why = "the run begins"
     else:
         why = f"{log.budget_ratio:.0%} of about {steps:.0f} outer steps a fragment are done"
+    if is_ending:
+        why += "; momentum ends with the run"
     if is_late:
         why += f"; contributions are {_staleness(log):.1f} versions late"
     if round(trust - 1, 2) < 0:  # of less there is nothing to see

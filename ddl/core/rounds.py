@@ -99,6 +99,7 @@ class OpenRound:
             late=tuple(late),
             reason=held_by or self.reason,
             failed=self.retry_at is not None,
+            extended=self.extended,
             share=share,
         )
 

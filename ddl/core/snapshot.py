@@ -106,7 +106,7 @@ def snapshot_of_log(
     """
     head = log.head()
     loss = log.health.loss_mean
-    if loss is None and losses:
+    if loss is None and losses and not _just_rolled_back(head):
         loss = losses[-1][1]
     shown = RunSnapshot(
         taken_at=log.committed_at,
@@ -210,11 +210,17 @@ def _commits_per_s(facts: Iterable[Fact]) -> float:
 
 
 def _loss(head: Head | None, learners: Iterable[LearnerView]) -> float | None:
-    """The training loss of the newest step, or before there is one, the learners' mean."""
-    if head is not None and head.health.loss_mean is not None:
+    """The training loss of the newest step, or before there is one, the learners' mean. After a rollback
+    it is not known until the next step: what learners tell is of what was given up."""
+    if head is not None and (head.health.loss_mean is not None or _just_rolled_back(head)):
         return head.health.loss_mean
     known = [learner.loss for learner in learners if learner.loss is not None]
     return sum(known) / len(known) if known else None
+
+
+def _just_rolled_back(head: Head) -> bool:
+    """Whether nothing has been merged into the model that a rollback has taken up again."""
+    return head.line > 0 and head.health == Health()
 
 
 def _redis_view(view: View) -> ServiceView:
@@ -278,7 +284,8 @@ def outcomes(tokens: Mapping[Fate, float], progress: float) -> dict[str, float]:
         progress: of the run; rollbacks undid what was merged beyond it.
     """
     undone = {"undone by rollbacks": max(0.0, tokens["merged"] - progress)}
-    others = {fate.replace("_", " "): tokens[fate] for fate in FATES if fate != "merged"}
+    words = {"rolled_back": "made on what was undone"}
+    others = {words.get(fate, fate): tokens[fate] for fate in FATES if fate != "merged"}
     return {"merged": tokens["merged"] - undone["undone by rollbacks"], **undone, **others}
 
 

@@ -43,6 +43,8 @@ from ddl.merge.movement import Movement
 from ddl.protocol.records import LearnerRecord
 from ddl.task import Progress
 
+ITS_LOOP_ENDED: Final = "its training loop has ended"
+
 THREADS_END_S: Final = 5.0
 """Longest wait for threads of a learner that leaves; a call to Redis under way takes 2.5 s at most."""
 
@@ -364,17 +366,25 @@ class Learner:
         self._at_end.enter_context(departure)
 
     def close(self, *, error: str = "", why: str = "", at_once: bool = False) -> None:
-        """Leave the run: finish uploads within `drain_s`, say goodbye, end all threads.
+        """Leave the run: hand in what was trained and finish uploads within `drain_s`, say goodbye, end all
+        threads.
 
         `error` is shown to people as the reason, and as a trouble of the run. `why` is told where
         nobody asked this learner to stop and nothing failed. After an error, when it was sent
-        away, or `at_once`, uploads are given up, and wait in the spool for the next life of this id.
-        Can be called more than once.
+        away, or `at_once`, nothing more is handed in, and uploads are given up: they wait in the spool
+        for the next life of this id. Can be called more than once.
+        Raises: DdlError: it could not go on handing in; it has left all the same.
         """
         if self._closed:
             return
-        self._closed = True
         machine = self._shared.machine
+        if self.stop is None and machine.aligned and not (error or at_once or self._port is None):
+            try:
+                self._hand_in_rest(why or ITS_LOOP_ENDED)
+            except BaseException as failure:
+                self.close(error=told(failure))
+                raise
+        self._closed = True
         sent_away = self.stop is not None and self.stop.kind in ("fenced", "kicked")
         at_once = at_once or bool(error) or sent_away
         goes_well = machine.aligned and not at_once
@@ -386,13 +396,21 @@ class Learner:
         self._up.join(timeout=max(0.5, 0.0 if at_once else machine.drain_left_s(self._now())))
         self._join(self._claiming)
         asked = self.stop.reason if self.stop is not None else ""
-        why = "" if error else asked or why or "its training loop has ended"
+        why = "" if error else asked or why or ITS_LOOP_ENDED
         is_kicked = self.stop is not None and self.stop.kind == "kicked"
         self._voice.left(why, error=error, cure=self._session.way_back if is_kicked else "")
         self.say_goodbye(error=error, why=why)
         self._join(self._up, self._down)
         self._session.close()
         self._at_end.close()
+
+    def _hand_in_rest(self, why: str) -> None:
+        """What a loop that ends by itself has trained and not handed in goes the way of a drained
+        learner's; nobody has asked it to stop, so there is no `stop` to tell of."""
+        self.drain(why)
+        self._stand_still("hands in what it has trained")
+        if self.stop is not None and self.stop.kind == "drained":
+            self.stop = None
 
     def cut_off(self) -> None:
         """Say goodbye for a process that will be ended though it still has something to hand in."""

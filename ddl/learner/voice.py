@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from ddl.core.preset import early_steps
 from ddl.learner.session import SPOOL, Session
 from ddl.learner.shared import Shared
 from ddl.names import counted
@@ -40,7 +41,8 @@ class Voice:
             "learner.started",
             f"{session.learner} trains from version {version} on {session.record.device}: "
             f"{run.layout.num_parameters:,} parameters in {counted(num, 'fragment')}, "
-            f"a round of each every {counted(steps, 'step')}",
+            f"a round of each every {counted(steps, 'step')}"
+            + (", at first more often" if early_steps(machine.settings) else ""),
             learner=session.learner,
             version=version,
         )
@@ -138,7 +140,7 @@ class Voice:
             lost = round(machine.work("in_u").tokens)
         kept = "" if self._session.troubles.seconds(SPOOL) else ", kept in the spool"
         not_sent = f"; {counted(waiting, 'contribution')} not uploaded{kept}" if waiting else ""
-        left = f"; {lost:,} tokens not handed in" if lost else ""
+        left = f"; {lost:,} tokens were not handed in, and are lost" if lost else ""
         self._session.journal.tell(
             "learner.ended",
             f"{self._session.learner} ends after {counted(step, 'step')}, the run is at version "

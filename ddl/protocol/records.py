@@ -390,6 +390,8 @@ class Round(Record, frozen=True, kw_only=True):
     reason: str = ""
     failed: bool = False
     """Whether its merge has failed, and is tried again; `reason` says why."""
+    extended: bool = False
+    """Whether it waits on past its first deadline, without a slot."""
     share: float = 0.0
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import re
 import shutil
 import sys
 from collections.abc import Iterable, Iterator
@@ -132,6 +133,8 @@ def test_a_whole_run_verifies_and_replays(past: Past, ddl: Ddl) -> None:
     assert found["num_receipts"] == 2 * COMMITS + 1
     # version 0 of two fragments, what is not trained, and two objects for every step
     assert (found["num_objects"], found["num_gone"]) == (3 + 2 * COMMITS, 0)
+    assert found["num_contributions"] == 2 * COMMITS
+    assert found["contributions_bytes"] > 0
     assert found["replay"] == {
         "num_steps": COMMITS,
         "num_equal": COMMITS,
@@ -202,6 +205,35 @@ def test_a_flipped_byte_is_found_in_every_object(store: LocalStore) -> None:
         assert found & {key, follower}, key
         store.put(key, whole)
     assert wrong(store, replay=True) == []
+
+
+def test_a_merged_contribution_that_was_changed_is_found_without_a_replay(
+    store: LocalStore, ddl: Ddl
+) -> None:
+    """It is told once, with a replay too; merges that stand on a version which `[keep]` let go, and which
+    cannot be made again now, are told as what they are."""
+    history = History(store, RUN)
+    run = history.existing_run()
+    merges = [e.record for e in map(history.read, range(1, history.newest_seq())) if e]
+    steps = [r for r in merges if r.kind == "step" and r.fragments[0].fragment == 0]
+    damaged, gone = steps[1], steps[1].fragments[0]
+    id_ = next(r.id for r in damaged.receipts if r.fate == "merged")
+    (key,) = [
+        info.key
+        for info in store.list(KEYS.contributions)
+        if KEYS.parse_contribution(info.key) == tuple(id_)
+    ]
+    flip(store, key, at=len(store.get(key)) // 2)
+    assert wrong(store) == [(key, "its bytes are not those that its name tells")]
+    assert wrong(store, replay=True) == wrong(store)
+    store.delete([ref.key for ref in (gone.published, gone.outer, gone.step) if ref is not None])
+    found = verify_run(store, RUN, replay=True)
+    assert found.replay is not None
+    assert [row.why for row in found.replay.skipped] == [
+        f"version {steps[2].global_version - 1} is not kept, and record {damaged.seq} could not be merged again"
+    ]
+    assert found.replay.num_not_kept == 0
+    assert run.layout.num_fragments == 2
 
 
 def test_another_run_record_is_found(store: LocalStore) -> None:
@@ -319,7 +351,8 @@ def test_a_version_that_is_not_kept_is_no_damage(
 
 def test_replay_says_what_it_cannot_do(store: LocalStore, ddl: Ddl) -> None:
     """A version that may be gone is made again from the one before; where a contribution to it is
-    missing, that is a difference, since all are to be kept, and the step from it cannot be replayed."""
+    missing, that is a difference, since all are to be kept, and the step from it cannot be replayed for
+    that reason, not because `[keep]` let anything go."""
     history = History(store, RUN)
     one = history.fold_to(history.existing_run(), 1)
     fragment = next(p for p, head in enumerate(one.fragments) if head.version == 1)
@@ -333,11 +366,17 @@ def test_replay_says_what_it_cannot_do(store: LocalStore, ddl: Ddl) -> None:
     assert where.startswith(KEYS.commits)
     assert "is not kept, but all are kept" in what
     assert found.replay is not None
-    assert (found.replay.num_not_kept, found.replay.skipped) == (1, ())
+    (skipped,) = found.replay.skipped
+    assert re.fullmatch(
+        r"version \d is not kept, and record \d could not be merged again", skipped.why
+    )
+    assert found.replay.num_not_kept == 0
     told = ddl("verify", f"{store.url}/{RUN}", "--replay").out
-    assert told.count("not replayed") == 1
+    assert (
+        "    record 4 not replayed: version 2 is not kept, and record 2 could not be merged" in told
+    )
     assert told.endswith("1 difference\n")
-    assert "    1 step not replayed: the version before or a contribution is not kept" in told
+    assert "see keep.versions" not in told
 
 
 # ---- evaluate -----------------------------------------------------------------------------------

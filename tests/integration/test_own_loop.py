@@ -20,6 +20,7 @@ from ddl.coordinator.history import History
 from ddl.coordinator.verify import verify_run
 from ddl.core.snapshot import snapshot
 from ddl.errors import RefusedError
+from ddl.protocol.records import LedgerTotals
 from ddl.registry.reader import RedisReader
 from ddl.store.local import LocalStore
 from ddl.task import load_task
@@ -131,3 +132,26 @@ def test_only_what_failed_is_a_trouble(
         assert f": {said}" in texts[name]
         assert ((name,) in troubles) == is_trouble
     assert "Error" not in texts["refused"] + troubles["refused",]
+
+
+def test_a_loop_that_ends_by_itself_hands_in_all_it_has_trained(
+    tmp_path: Path, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a learner that is asked to leave does; but nobody asked, so its process is not to be started again."""
+    monkeypatch.setenv("DDL_SPOOL", str(tmp_path / "spool"))
+    toml = write_run(tmp_path, redis_url=redis_url, stop={"commits": 1000})
+    model = load_task(tmp_path / "task.py", context(purpose="evaluate", learner=None)).model
+    with running(options(toml)), closing(RedisReader(redis_url, RUN)) as reader:
+        with ddl.Learner.join(f"{redis_url}?run={RUN}", model=model, id="a") as learner:
+            for _ in range(7):
+                learner.step(tokens=10)
+        assert learner.stop is None
+
+        def ledger() -> LedgerTotals | None:
+            shown = snapshot(reader.view())
+            return shown.ledger if shown and shown.ledger.merged else None
+
+        told = eventually(ledger, what="what it handed in is merged")
+        assert told.handed_in == pytest.approx(70.0)
+        (one,) = reader.view().learners.values()
+        assert (one.state, one.in_u.tokens) == ("left", 0.0)

@@ -41,18 +41,23 @@ def finish(run: Run) -> None:
 
 @ONE_AND_MANY
 def test_the_outer_step_is_chosen_as_the_budget_is_used(num_fragments: int) -> None:
-    """Momentum rises as far as so few outer steps bear, in records that say who chose and why."""
+    """Momentum rises as far as so few outer steps bear, and falls when the run is about to end, in records
+    that say who chose and why."""
     run = started(num_fragments)
     finish(run)
     chosen = [r for r in run.records() if r.kind == "settings"]
     assert all(r.who == preset.AUTO for r in chosen)
     assert chosen[0].why == "the run begins"
     assert "of about 12 outer steps a fragment are done" in chosen[-1].why
-    momenta = [float(r.changes["outer.momentum"]) for r in chosen[1:]]  # once it is known how many
+    known = [r for r in chosen[1:] if "momentum ends with the run" not in r.why]
+    momenta = [float(r.changes["outer.momentum"]) for r in known]  # once it is known how many
     assert momenta == sorted(momenta)
     assert 0.2 <= momenta[0] <= 0.3
     assert 0.65 <= momenta[-1] <= 1 - 2.5 / CYCLES
     assert all(after - before >= 0.099 * (1 - before) for before, after in pairwise(momenta))
+    ending = [float(r.changes["outer.momentum"]) for r in chosen[len(known) + 1 :]]
+    assert ending == sorted(ending, reverse=True)
+    assert ending[-1] < momenta[-1] - 0.05
 
 
 @ONE_AND_MANY

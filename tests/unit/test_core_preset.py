@@ -64,11 +64,11 @@ def test_a_fixed_outer_step_is_left_alone() -> None:
         ({"commits": 2 * 200}, 0.6, 0.4, preset.MOMENTUM_MAX),
     ],
 )
-def test_momentum_rises_to_the_end_of_the_budget(
+def test_momentum_rises_until_the_end_comes_near(
     budget: dict[str, int], lr: float, first: float, last: float
 ) -> None:
-    """The more outer steps there will be, the lower the learning rate and the higher momentum; what is
-    in force is never far from it, and changes only where it is."""
+    """The more outer steps there will be, the lower the learning rate and the higher momentum, which falls to
+    nothing in the last tenth; what is in force is never far from it, and changes only where it is."""
     log = auto(**budget)
     follow(log)
     changes = 0
@@ -78,9 +78,11 @@ def test_momentum_rises_to_the_end_of_the_budget(
         assert preset.choose(log) is None, "what was chosen is in force"
         if log.global_version >= 4:
             wanted = first + (last - first) * log.budget_ratio
+            wanted *= min(1.0, (1.0 - log.budget_ratio) / 0.1)
             assert momentum(log) == pytest.approx(wanted, abs=0.1 * (1 - wanted) + 0.03)
             assert log.settings.outer.lr == pytest.approx(lr, rel=0.12)
-    assert changes < 30
+    assert momentum(log) == pytest.approx(0.0, abs=0.1)
+    assert changes < 40
 
 
 def test_the_reason_says_how_far_the_run_is() -> None:
@@ -148,7 +150,7 @@ def test_late_contributions_bear_little_momentum(every: int, most: float) -> Non
     """Momentum 0.9 with contributions a version late made a run of the digits diverge. From 0.97 where all
     come in time it goes to 0.3 where all are late: here one of 4, one of 2, each. It is free again when
     they are in time."""
-    log = auto(commits=1000)
+    log = auto(commits=1085)
     for turn in range(960):
         merge(log, cosine=0.4, staleness=turn % every == 0)
         follow(log)

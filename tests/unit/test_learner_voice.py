@@ -170,7 +170,7 @@ def test_the_last_word_says_what_is_left_behind(speaker: Speaker, spool_fails: b
     kept = "" if spool_fails else ", kept in the spool"
     assert last["text"] == (
         "a ends after 3 steps, the run is at version 0: SIGTERM; 1 contribution not uploaded"
-        f"{kept}; 30 tokens not handed in"
+        f"{kept}; 30 tokens were not handed in, and are lost"
     )
 
 

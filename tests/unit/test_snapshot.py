@@ -12,6 +12,7 @@ from ddl.core.log import LogState
 from ddl.core.snapshot import snapshot, snapshot_of_log, tokens_per_s
 from ddl.protocol.records import (
     Amount,
+    Health,
     LastHandin,
     LearnerView,
     LedgerRow,
@@ -201,6 +202,7 @@ def test_the_log_alone_tells_version_progress_and_ledger() -> None:
     log.ledger, log.progress, log.committed_at = [row, row], 1_000.0, NOW - 50
     log.state, log.why, log.global_version, log.line = "stopped", "enough (anna)", 8, 1
     log.settings = config.amend(log.settings, {"stop.tokens": 12_000_000})
+    log.health = Health(step_norm=1.0)
     shown = of_log(log, losses=((7, 2.5), (8, 2.25)))
     assert shown.taken_at == NOW - 50
     assert (shown.run.state, shown.run.why) == ("stopped", "enough (anna)")
@@ -211,6 +213,19 @@ def test_the_log_alone_tells_version_progress_and_ledger() -> None:
     assert not shown.coordinator.known
     assert (shown.services["redis"].ok, shown.services["redis"].error) == (False, "away")
     assert [trouble.name for trouble in shown.troubles] == ["redis.silent"]
+
+
+def test_after_a_rollback_no_loss_is_known_until_the_next_step() -> None:
+    """What learners and the last steps tell is of what was given up."""
+    seen = view()
+    assert seen.head is not None
+    back = msgspec.structs.replace(seen.head, line=1, health=Health())
+    shown = snapshot(seen._replace(head=back))
+    assert shown is not None
+    assert shown.loss is None
+    log = LogState.genesis(run_record())
+    log.global_version, log.line = 9, 1
+    assert of_log(log, losses=((7, 2.5), (8, 2.25))).loss is None
 
 
 def test_a_log_without_records_is_at_version_zero() -> None:

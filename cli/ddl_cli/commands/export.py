@@ -30,7 +30,7 @@ def export(
         typer.Option(
             "--format",
             help="safetensors: RUN-vN.safetensors. hf: model.safetensors, or shards of 5 GB with "
-            "their index, as Hugging Face's libraries load them.",
+            "their index, as Hugging Face's libraries load them beside the model's own config.json.",
         ),
     ] = Form.SAFETENSORS,
     redis: RedisOption = None,

@@ -5,6 +5,7 @@ Each becomes a record in the log, with who asked, when and why.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated
 
 import typer
@@ -12,7 +13,7 @@ import typer
 from ddl import config
 from ddl_cli.arguments import key_values
 from ddl_cli.asking import TimeoutOption, WhyOption, ask
-from ddl_cli.resolve import RedisOption, RunArgument, resolve
+from ddl_cli.resolve import Place, RedisOption, RunArgument, resolve
 
 
 def pause(
@@ -42,8 +43,8 @@ def resume(
     from ddl.protocol.records import Request
 
     place = resolve(run, redis=redis)
-    head = ask(place, Request(id="", kind="resume", who="", why=why), timeout_s=timeout)
-    typer.echo(f"{place.run} goes on, from version {head.global_version}")
+    ask(place, Request(id="", kind="resume", who="", why=why), timeout_s=timeout)
+    typer.echo(f"{place.run} goes on")
 
 
 def set_(
@@ -66,10 +67,25 @@ def set_(
 
     place = resolve(run, redis=redis)
     values = config.read_changes(key_values(changes, option="ddl set"))
+    _check(place, values)
     wish = Request(id="", kind="set", who="", why=why, changes=values)
     ask(place, wish, timeout_s=timeout)
     for key, value in values.items():
         typer.echo(f"{key} = {value}")
+
+
+def _check(place: Place, values: Mapping[str, config.Scalar]) -> None:
+    """Refuse values that no coordinator could take, as a settings file with them would be refused.
+
+    Raises: ConfigError, RegistryError.
+    """
+    registry = place.reader()
+    try:
+        entry = registry.read_entry()
+    finally:
+        registry.close()
+    if entry is not None:
+        config.replace(entry.settings, values)
 
 
 def rollback(

@@ -67,7 +67,9 @@ def text(found: Verification, *, outstanding: float = 0.0) -> str:
         f"  log          {found.num_records} records with {found.num_receipts} receipts",
         f"  ledger       {_fates(found.ledger, found.progress)}{_waiting(outstanding)}",
         f"  checkpoints  {found.num_checkpoints} (the log has one every {CHECKPOINT_EVERY} records)",
-        f"  objects      {found.num_objects}, {short_number(found.objects_bytes)}B{gone}",
+        f"  versions     {found.num_objects} objects, {short_number(found.objects_bytes)}B{gone}",
+        f"  merged       {found.num_contributions} contributions are kept, "
+        f"{short_number(found.contributions_bytes)}B",
     ]
     if found.replay is not None:
         replay = found.replay

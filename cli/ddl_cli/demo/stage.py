@@ -136,9 +136,14 @@ class Stage:
             self._display.show(*reader.next())
 
     def _look(self) -> RunSnapshot | None:
-        """The run, without what its preset chooses all the time: that would drown the rest."""
+        """The run, without what its preset chooses all the time, which would drown the rest; and while our
+        learners are only being started, without the trouble that there are none."""
         seen = snapshot(self._registry.view(num_facts=EVENTS_READ))
-        return seen and replace(seen, events=tuple(filterfalse(_is_chosen, seen.events)))
+        if seen is None:
+            return None
+        troubles = seen.troubles if seen.run.global_version else ()
+        events = tuple(filterfalse(_is_chosen, seen.events))
+        return replace(seen, events=events, troubles=troubles)
 
     def _await_leaving(self) -> None:
         """The run has ended: see every learner go, by itself and without an error."""

@@ -193,7 +193,8 @@ def _traffic(shown: RunSnapshot, rates: Rates) -> Iterator[Text]:
     down = sum(one.down_bytes for one in shown.learners)
     if up or down:
         yield Text(
-            f"up {short_number(up)}B{_speed(rates.up)}, down {short_number(down)}B{_speed(rates.down)}"
+            f"up {short_number(up)}B{_speed(rates.up)}, down {short_number(down)}B{_speed(rates.down)} "
+            "(present lives)"
         )
 
 
@@ -216,7 +217,8 @@ def _ledger(shown: RunSnapshot) -> Iterator[Text]:
         if word == "outstanding" and shown.run.state == "stopped":
             text.append(" (too late for the last version; taken up if the run goes on)")
     if ledger.discarded:
-        text.append(f"; discarded {short_number(ledger.discarded)}", "yellow")
+        text.append(f"; discarded {short_number(ledger.discarded)} before hand-in", "yellow")
+        text.append(" (present lives)", "dim")
     yield text
 
 

@@ -50,7 +50,8 @@ def _words(round_: Round, now: float) -> str:
         parts.append(f"carried from before{_named(round_.late)}")
     if round_.awaited:
         parts.append(f"awaits {_some(round_.awaited)}")
-    parts.append(f"open {short_time(now - round_.opened_at)}")
+    extended = ", extended" if round_.extended else ""
+    parts.append(f"open {short_time(now - round_.opened_at)}{extended}")
     if round_.grace_until is not None:
         parts.append(f"grace {_left(round_.grace_until - now)}")
     parts.append(f"deadline {_left(round_.deadline_at - now)}")
