@@ -3,8 +3,8 @@
 Heat is lr / (1 - momentum): how far one contribution moves the model in the end. Early in a run the
 learners' own learning rates are high, a fragment easily overshoots where the model is curved, and heat
 above 1 costs more than it brings. Later they have fallen, what learners agree on is the long slow way
-down, and momentum goes it faster. So momentum rises with the share of the budget that is used: to
-1 - 2.5 / N, where N is the number of outer steps that each fragment will see in all, because what is
+down, and momentum goes it faster. So momentum rises with the share of the budget that is used, until three
+fifths of it: to 1 - LEFT / N, where N is the number of outer steps that each fragment will see in all, because what is
 still in the momentum when the run ends never reached the model. With many outer steps the learning
 rate may be lower, and momentum higher from the start. Fewer learners make a budget last for more
 outer steps, and N follows.
@@ -42,8 +42,14 @@ LR: Final = (0.8, 0.6)
 MOMENTUM_FIRST: Final = (0.2, 0.4)
 """In a short run, in a long one."""
 
+LEFT: Final = 2.5
+"""See above: outer steps that momentum reaches back over are at most N / LEFT."""
+
 MOMENTUM_MAX, MOMENTUM_LATE = 0.97, 0.3
 """Where all comes in time, and where contributions are a version late or more; in between in proportion."""
+
+RISEN: Final = 0.6
+"""Share of a run after which momentum is as high as it gets."""
 
 COOLING: Final = 0.1
 """Share of a run, its last, in which momentum falls to nothing."""
@@ -86,8 +92,8 @@ def choose(log: LogState) -> Choice | None:
     used, steps = log.budget_ratio, _outer_steps(log)
     length = 1.0 if steps is None else min(1.0, max(0.0, (steps - FEW) / (MANY - FEW)))
     lr, first = (low + (high - low) * length for low, high in (LR, MOMENTUM_FIRST))
-    last = MOMENTUM_MAX if steps is None else min(MOMENTUM_MAX, max(first, 1.0 - 2.5 / steps))
-    wanted = first + (last - first) * used
+    last = MOMENTUM_MAX if steps is None else min(MOMENTUM_MAX, max(first, 1.0 - LEFT / steps))
+    wanted = first + (last - first) * min(1.0, used / RISEN)
     bearable = MOMENTUM_MAX - (MOMENTUM_MAX - MOMENTUM_LATE) * min(1.0, _staleness(log))
     trust = _trust(log.vitals.cosines)
     ending = min(1.0, (1.0 - used) / COOLING)

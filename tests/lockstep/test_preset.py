@@ -53,7 +53,7 @@ def test_the_outer_step_is_chosen_as_the_budget_is_used(num_fragments: int) -> N
     momenta = [float(r.changes["outer.momentum"]) for r in known]  # once it is known how many
     assert momenta == sorted(momenta)
     assert 0.2 <= momenta[0] <= 0.3
-    assert 0.65 <= momenta[-1] <= 1 - 2.5 / CYCLES
+    assert 0.65 <= momenta[-1] <= round(1 - 2.5 / CYCLES, 3)
     assert all(after - before >= 0.099 * (1 - before) for before, after in pairwise(momenta))
     ending = [float(r.changes["outer.momentum"]) for r in chosen[len(known) + 1 :]]
     assert ending == sorted(ending, reverse=True)
@@ -95,7 +95,8 @@ def test_a_new_coordinator_chooses_as_the_one_before_it(num_fragments: int) -> N
     assert [r.seq for r in run.records() if r.kind == "settings"] == before
     finish(run)
     momenta = [r.changes["outer.momentum"] for r in run.records() if r.kind == "settings"]
-    assert len(momenta) == len(set(momenta)) > len(before)
+    assert len(momenta) > len(before)
+    assert all(after != before for before, after in pairwise(momenta))
 
 
 def test_a_person_takes_the_outer_step_over_by_saying_so() -> None:
