@@ -4,7 +4,7 @@ Heat is lr / (1 - momentum): how far one contribution moves the model in the end
 learners' own learning rates are high, a fragment easily overshoots where the model is curved, and heat
 above 1 costs more than it brings. Later they have fallen, what learners agree on is the long slow way
 down, and momentum goes it faster. So momentum rises with the share of the budget that is used, until three
-fifths of it: to 1 - LEFT / N, where N is the number of outer steps that each fragment will see in all, because what is
+quarters of it: to 1 - LEFT / N, where N is the number of outer steps that each fragment will see in all, because what is
 still in the momentum when the run ends never reached the model. With many outer steps the learning
 rate may be lower, and momentum higher from the start. Fewer learners make a budget last for more
 outer steps, and N follows.
@@ -48,7 +48,7 @@ LEFT: Final = 2.5
 MOMENTUM_MAX, MOMENTUM_LATE = 0.97, 0.3
 """Where all comes in time, and where contributions are a version late or more; in between in proportion."""
 
-RISEN: Final = 0.6
+RISEN: Final = 0.75
 """Share of a run after which momentum is as high as it gets."""
 
 COOLING: Final = 0.1

@@ -77,7 +77,7 @@ def test_momentum_rises_until_the_end_comes_near(
         changes += bool(follow(log))
         assert preset.choose(log) is None, "what was chosen is in force"
         if log.global_version >= 4:
-            wanted = first + (last - first) * min(1.0, log.budget_ratio / 0.6)
+            wanted = first + (last - first) * min(1.0, log.budget_ratio / 0.75)
             wanted *= min(1.0, (1.0 - log.budget_ratio) / 0.1)
             assert momentum(log) == pytest.approx(wanted, abs=0.1 * (1 - wanted) + 0.03)
             assert log.settings.outer.lr == pytest.approx(lr, rel=0.12)
