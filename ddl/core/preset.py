@@ -3,17 +3,16 @@
 Heat is lr / (1 - momentum): how far one contribution moves the model in the end. Early in a run the
 learners' own learning rates are high, a fragment easily overshoots where the model is curved, and heat
 above 1 costs more than it brings. Later they have fallen, what learners agree on is the long slow way
-down, and momentum goes it faster. So momentum rises with the share of the budget that is used, until three
-quarters of it: to 1 - LEFT / N, where N is the number of outer steps that each fragment will see in all, because what is
-still in the momentum when the run ends never reached the model. With many outer steps the learning
-rate may be lower, and momentum higher from the start. Fewer learners make a budget last for more
-outer steps, and N follows.
+down, and momentum goes it faster. So momentum rises, until three quarters of the budget are used, to
+1 - LEFT / N, where N is the number of outer steps that each fragment will see in all: fewer steps bear
+less. With many outer steps the learning rate may be lower, and momentum higher from the start. Fewer
+learners make a budget last for more outer steps, and N follows.
 
-Three things hold momentum down. The end: in the last tenth of the budget it falls to nothing, for what the
-model has gathered of it carries it past where learners agree, and nothing comes after that could bring it
-back. Contributions that come late were made before the last steps were seen, so
-that those are made again: momentum then swings, and wider each time. And should the outer gradients turn
-against it, that is overshooting.
+Three things hold momentum down. The end: in the last tenth of the budget it falls to nothing, for what
+the model has gathered of it carries it past where learners agree, and no step comes after that could
+bring it back. Contributions that come late were made before the last steps were seen, so that those are
+made again: momentum then swings, and wider each time. And should the outer gradients turn against it,
+that is overshooting.
 
 The first versions come more often: while a model learns the most common things, learners part so fast
 that what they learn in H steps hardly adds up, and what is lost there is not made good later. So versions
