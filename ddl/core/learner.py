@@ -272,7 +272,14 @@ class LearnerMachine:
         taken = self._take_receipts(reply.receipts)
         for receipt in taken:
             pull = self.pulls.get(receipt.fragment)
-            if receipt.fate == "merged" and pull and receipt.fragment not in open_now:
+            # that round's own version: where Redis has lost its rounds, an older receipt may come now
+            ended = receipt.fragment not in open_now
+            if (
+                ended
+                and pull
+                and receipt.fate == "merged"
+                and receipt.version > pull.version_before
+            ):
                 self.tracks[receipt.fragment].answered = _names(pull)
         if reply.head is not None:
             for incarnation, fragment, seq in self.outstanding:

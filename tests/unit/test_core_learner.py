@@ -358,12 +358,27 @@ def test_a_learner_that_was_late_once_is_in_time_again() -> None:
     learner.on_beat(reply(rounds=(after,)))
     assert not learner.plan(100.0).snapshots
     # round 9 has merged it, and is closed
-    learner.on_beat(reply(rounds=(), receipts=(receipt(1),)))
+    learner.on_beat(reply(rounds=(), receipts=(receipt(1, version=2),)))
     assert not learner.plan(100.0).snapshots
     steps(learner, 1)
     last = msgspec.structs.replace(open_round(0, 11), version_before=2)
     learner.on_beat(reply(rounds=(last,)))
     assert [(s.launch, s.steps) for s in learner.plan(100.0).snapshots] == [(11, 2)]
+
+
+def test_a_receipt_of_an_older_round_answers_none_that_redis_has_lost() -> None:
+    """Round 9 is open, Redis loses its rounds, and the receipt of what round 7 has merged comes then: round
+    9, shown again, still waits. All learners took it for answered once, and it never closed (seed 1102132)."""
+    learner = aligned()
+    steps(learner, 1)
+    learner.on_beat(reply(rounds=(open_round(0, 7),)))
+    hand_in(learner, 0)
+    steps(learner, 1)
+    again = msgspec.structs.replace(open_round(0, 9), version_before=1)
+    learner.on_beat(reply(rounds=(again,)))
+    learner.on_beat(reply(rounds=(), receipts=(receipt(1, version=1),)))
+    learner.on_beat(reply(rounds=(again,)))
+    assert [s.launch for s in learner.plan(100.0).snapshots] == [9]
 
 
 def test_rounds_with_lower_launch_numbers_are_answered() -> None:
