@@ -34,6 +34,7 @@ def factor(progress: ddl.Progress) -> float:
 
 def build(ctx: ddl.TaskContext) -> ddl.Task:
     stuck, mark = str(ctx.args.get("stuck", "")), Path(str(ctx.args.get("mark", "")))
+    seconds = int(ctx.args.get("seconds", 0))
 
     def get_stuck() -> None:
         mark.touch()
@@ -68,7 +69,7 @@ def build(ctx: ddl.TaskContext) -> ddl.Task:
                     ctypes.CDLL(None).sleep(FOREVER_S)
                 case "step with the GIL":
                     mark.touch()
-                    ctypes.PyDLL(None).sleep(int(ctx.args["seconds"]))
+                    ctypes.PyDLL(None).sleep(seconds)
                 case "raise":
                     raise ZeroDivisionError("the loss is no more")
         loss = torch.nn.functional.mse_loss(model(batch), batch.sum(1, keepdim=True))
