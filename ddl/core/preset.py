@@ -42,7 +42,8 @@ MOMENTUM_FIRST: Final = (0.2, 0.4)
 """In a short run, in a long one."""
 
 LEFT: Final = 2.5
-"""See above: outer steps that momentum reaches back over are at most N / LEFT."""
+"""See above: outer steps that momentum reaches back over are at most N / LEFT, and as many of those done:
+the first outer gradient may be of hundreds of steps, and would be gone again and again."""
 
 MOMENTUM_MAX, MOMENTUM_LATE = 0.97, 0.3
 """Where all comes in time, and where contributions are a version late or more; in between in proportion."""
@@ -93,6 +94,7 @@ def choose(log: LogState) -> Choice | None:
     lr, first = (low + (high - low) * length for low, high in (LR, MOMENTUM_FIRST))
     last = MOMENTUM_MAX if steps is None else min(MOMENTUM_MAX, max(first, 1.0 - LEFT / steps))
     wanted = first + (last - first) * min(1.0, used / RISEN)
+    wanted = min(wanted, max(first, 1.0 - LEFT / max(1.0, _outer_steps_done(log))))
     bearable = MOMENTUM_MAX - (MOMENTUM_MAX - MOMENTUM_LATE) * min(1.0, _staleness(log))
     trust = _trust(log.vitals.cosines)
     ending = min(1.0, (1.0 - used) / COOLING)
@@ -123,11 +125,16 @@ def early_steps(settings: Settings) -> int:
     return round((settings.round.every_steps - 1) / GROWTH) if is_auto else 0
 
 
+def _outer_steps_done(log: LogState) -> float:
+    """How many outer steps each fragment has seen."""
+    return mean(head.merges for head in log.fragments)
+
+
 def _outer_steps(log: LogState) -> float | None:
     """How many outer steps each fragment will have seen at the end; None if that is not known: without a
     budget, or before each has seen one."""
-    merges = [head.merges for head in log.fragments]
-    return mean(merges) / log.budget_ratio if min(merges) and log.budget_ratio else None
+    is_known = all(head.merges for head in log.fragments) and log.budget_ratio
+    return _outer_steps_done(log) / log.budget_ratio if is_known else None
 
 
 def _staleness(log: LogState) -> float:

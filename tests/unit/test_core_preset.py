@@ -78,11 +78,25 @@ def test_momentum_rises_until_the_end_comes_near(
         assert preset.choose(log) is None, "what was chosen is in force"
         if log.global_version >= 4:
             wanted = first + (last - first) * min(1.0, log.budget_ratio / 0.75)
+            wanted = min(wanted, max(first, 1 - 2.5 / (log.global_version / 2)))
             wanted *= min(1.0, (1.0 - log.budget_ratio) / 0.1)
             assert momentum(log) == pytest.approx(wanted, abs=0.1 * (1 - wanted) + 0.03)
             assert log.settings.outer.lr == pytest.approx(lr, rel=0.12)
     assert momentum(log) == pytest.approx(0.0, abs=0.1)
     assert changes < 50
+
+
+def test_momentum_rises_no_faster_than_outer_steps_come() -> None:
+    """A first outer gradient of hundreds of steps took half of a small run's budget: momentum that rose with
+    it went the same way again and again, and the run was held. It has to be gone by then."""
+    log = auto(tokens=800 * 4)
+    seen = []
+    for _ in range(6):  # of two fragments: three outer steps each, three quarters of the budget
+        merge(log, cosine=0.4)
+        follow(log)
+        seen.append(momentum(log))
+    assert max(seen[1:]) == pytest.approx(0.2, abs=0.08)
+    assert log.budget_ratio == 0.75
 
 
 def test_the_reason_says_how_far_the_run_is() -> None:
