@@ -16,6 +16,7 @@ from ddl.errors import ConfigError, UnknownRunError
 from ddl.protocol.address import check_redis_url, parse_address, typed_address
 
 if TYPE_CHECKING:
+    from ddl.protocol.records import RunEntry
     from ddl.registry.reader import RedisReader
     from ddl.store.base import Store
     from ddl.store.retry import Retried
@@ -91,6 +92,14 @@ class Place:
             )
         return RedisReader(self.redis_url, self.run)
 
+    def entry(self) -> RunEntry | None:
+        """The run as its Redis knows it. Raises: ConfigError when no Redis is named; RegistryError."""
+        registry = self.reader()
+        try:
+            return registry.read_entry()
+        finally:
+            registry.close()
+
     def open_store(self) -> Store:
         """The run's object store. Raises: ConfigError when none is named; StoreError."""
         if self.store_url is None:
@@ -108,11 +117,7 @@ class Place:
         """
         if self.store_url is not None:
             return open_store(self.store_url, self.store, must_exist=must_exist)
-        registry = self.reader()
-        try:
-            entry = registry.read_entry()
-        finally:
-            registry.close()
+        entry = self.entry()
         if entry is None:
             raise UnknownRunError(
                 f"Redis does not know the run {self.run!r}",

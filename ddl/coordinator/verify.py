@@ -7,6 +7,7 @@ kept, and, if asked, every merge.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Final
 
 from ddl.codec.digest import sha256
@@ -200,32 +201,32 @@ class _Contributions:
         self._report = report
 
     def check(self, tick: Tick) -> None:
-        infos = [
-            info for info in self._store.list(self._keys.contributions) if self._is_merged(info)
-        ]
+        merged = list(self._kept())
         with workers() as pool:
-            for done, (info, is_whole) in enumerate(
-                zip(infos, pool.map(self._is_whole, infos), strict=True), 1
+            for done, ((info, _), is_whole) in enumerate(
+                zip(merged, pool.map(self._is_whole, merged), strict=True), 1
             ):
                 if is_whole:
                     self.num_whole += 1
                     self.whole_bytes += info.bytes
                 elif is_whole is not None:
                     self._report(info.key, NOT_ITS_NAME)
-                tick("contributions", done, len(infos))
+                tick("contributions", done, len(merged))
 
-    def _is_merged(self, info: ObjectInfo) -> bool:
-        parsed = self._keys.parse_contribution(info.key)
-        return parsed is not None and HandinId(*parsed) in self._merged
+    def _kept(self) -> Iterator[tuple[ObjectInfo, HandinId]]:
+        for info in self._store.list(self._keys.contributions):
+            parsed = self._keys.parse_contribution(info.key)
+            if parsed is not None and (id_ := HandinId(*parsed)) in self._merged:
+                yield info, id_
 
-    def _is_whole(self, info: ObjectInfo) -> bool | None:
+    def _is_whole(self, kept: tuple[ObjectInfo, HandinId]) -> bool | None:
         """Whether its bytes are what its name tells; None if it has been let go meanwhile."""
+        info, id_ = kept
         try:
             data = self._store.get(info.key)
         except ObjectNotFoundError:
             return None
-        parsed = self._keys.parse_contribution(info.key)
-        return parsed is not None and self._keys.contribution(*parsed, sha256(data)) == info.key
+        return self._keys.contribution(*id_, sha256(data)) == info.key
 
 
 def _is_promised(audit: Audit, named: Named) -> bool:

@@ -42,8 +42,8 @@ MOMENTUM_FIRST: Final = (0.2, 0.4)
 """In a short run, in a long one."""
 
 LEFT: Final = 2.5
-"""See above: outer steps that momentum reaches back over are at most N / LEFT, and as many of those done:
-the first outer gradient may be of hundreds of steps, and would be gone again and again."""
+"""Momentum reaches back over no more than N / LEFT outer steps, nor over more than that part of those done so
+far: the first outer gradient may be of hundreds of steps, and would be gone again and again."""
 
 MOMENTUM_MAX, MOMENTUM_LATE = 0.97, 0.3
 """Where all comes in time, and where contributions are a version late or more; in between in proportion."""

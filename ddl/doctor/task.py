@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from ddl.doctor.check import Check, failed, ok, warn
+from ddl.doctor.check import Check, fail, failed, ok, warn
 from ddl.errors import TaskError
 from ddl.protocol.records import RunRecord
 from ddl.task import import_task, task_digest
@@ -27,12 +27,11 @@ def check_task(file: Path, run: RunRecord | None, *, runs: bool) -> Check:
     except TaskError as error:
         return failed(NAME, error)
     if run is not None and digest != run.task_digest:
-        refused = run.settings.task.digest == "refuse"
-        return warn(
-            NAME,
-            f"{file} differs from the one that run {run.name!r} was started with"
-            + (", which lets no other in (task.digest)" if refused else ""),
-            "Use the same file, if the difference is not meant",
-        )
+        differs = f"{file} differs from the one that run {run.name!r} was started with"
+        if run.settings.task.digest == "refuse":
+            return fail(
+                NAME, f"{differs}, which lets no other in (task.digest)", "Use the same file"
+            )
+        return warn(NAME, differs, "Use the same file, if the difference is not meant")
     runs_well = " can be imported and defines `build`" if runs else " can be read"
     return ok(NAME, str(file) + runs_well)

@@ -382,7 +382,7 @@ class Learner:
             try:
                 self._hand_in_rest(why or ITS_LOOP_ENDED)
             except BaseException as failure:
-                self.close(error=told(failure))
+                self._close_for(failure)
                 raise
         self._closed = True
         sent_away = self.stop is not None and self.stop.kind in ("fenced", "kicked")

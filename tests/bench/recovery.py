@@ -2,7 +2,7 @@
 
 Three learners with steps of 50 ms, all settings at their defaults, on a Redis and a directory of this
 machine. In each round a learner is killed and started again 5 s later, then the coordinator, then
-Redis is emptied. Processes are started anew with all their imports. At the end the books are checked.
+Redis is emptied, then the coordinator is killed while a standby waits. Processes are started anew with all their imports. At the end the books are checked.
 
 A start is mostly the import of torch and its optimizers. So beside the seconds, which mean little on
 a busy machine, stand the CPU seconds of the new process, and their ratio to those of a process that
@@ -17,6 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -69,6 +70,7 @@ def measure(fleet: ChaosFleet, redis: EmbeddedRedis, asked: Options) -> dict[str
     mortal = fleet.learner("mortal")
     fleet.until_merged("mortal")
     gaps, learner_s, coordinator_s, flush_s = [], [], [], []
+    standby_s, standby_gaps = [], []
     learner_cpu_s, coordinator_cpu_s, bare_cpu_s = [], [], []
     for life in range(2, asked.rounds + 2):
         killed_at = time.monotonic()
@@ -92,6 +94,14 @@ def measure(fleet: ChaosFleet, redis: EmbeddedRedis, asked: Options) -> dict[str
 
         flush_s.append(_until_version(fleet, lambda: _flush(redis)))
         fleet.until_grown(4)
+
+        standby = fleet.coordinator("--standby")
+        fleet.until(lambda: fleet.look().standbys, "a standby waits")
+        killed_at = time.monotonic()
+        standby_s.append(_until_version(fleet, partial(kill, coordinator)))
+        standby_gaps.append(max(_longest_gap(fleet, name, killed_at) for name in SURVIVORS))
+        coordinator = standby
+        fleet.until_grown(4)
     fleet.finish()
     check_books(fleet.store, fleet.run, fleet.look(), killed=("mortal",))
     bare = median(bare_cpu_s)
@@ -105,6 +115,10 @@ def measure(fleet: ChaosFleet, redis: EmbeddedRedis, asked: Options) -> dict[str
         "flush_commits_s": Figure(
             median(flush_s), "s", 3 * settings.liveness.beat_s + round_s, at_most=True
         ),
+        "standby_commits_s": Figure(
+            median(standby_s), "s", 2 * settings.liveness.lease_s, at_most=True
+        ),
+        "standby_gap_s": Figure(median(standby_gaps), "s", 0.08, at_most=True),
     }
 
 

@@ -134,6 +134,27 @@ def test_only_what_failed_is_a_trouble(
     assert "Error" not in texts["refused"] + troubles["refused",]
 
 
+def test_ctrl_c_while_a_loop_that_ended_hands_in_is_no_error(
+    tmp_path: Path, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever does not want to wait for that leaves at once, and the run is told why."""
+    monkeypatch.setenv("DDL_SPOOL", str(tmp_path / "spool"))
+    toml = write_run(tmp_path, redis_url=redis_url)
+    model = load_task(tmp_path / "task.py", context(purpose="evaluate", learner=None)).model
+
+    def impatient(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with running(options(toml)), closing(RedisReader(redis_url, RUN)) as reader:
+        learner = ddl.Learner.join(f"{redis_url}?run={RUN}", model=model, id="a")
+        learner.step(tokens=10)
+        monkeypatch.setattr(learner, "_stand_still", impatient)
+        with pytest.raises(KeyboardInterrupt):
+            learner.close()
+        (one,) = reader.view().learners.values()
+        assert (one.state, one.why, one.error) == ("left", "Ctrl-C", "")
+
+
 def test_a_loop_that_ends_by_itself_hands_in_all_it_has_trained(
     tmp_path: Path, redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

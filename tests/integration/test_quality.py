@@ -11,13 +11,28 @@ import pytest
 import torch
 
 from ddl.core import board, preset
+from ddl.errors import ConfigError
 from ddl.task import load_task
 from examples.quality import digits, real, text
 from examples.quality.cells import Cell, Method, Outcome, Scalar, read, run_all
 from examples.quality.methods import train
+from examples.quality.plot import draw
 from tests.contexts import context
 
 STEPS = 30
+
+
+def test_a_table_can_be_drawn(tmp_path: Path) -> None:
+    """Curves of the rows that have one, and every seed's end; of no other kind of file."""
+    cell = Cell(method="decoupled", learners=2, steps=STEPS)
+    curve = ((10, 3.0), (20, 2.5), (30, 2.25))
+    ddl = [Outcome(cell=cell, tokens=30, heldout_loss=2.25, curve=curve)] * 2
+    alone = [Outcome(cell=cell, tokens=30, heldout_loss=2.5)]
+    file = tmp_path / "table.svg"
+    draw(file, {"alone": alone, "ddl": ddl}, title="M = 2", unit="nats")
+    assert "<svg" in file.read_text()
+    with pytest.raises(ConfigError, match="is no plot"):
+        draw(tmp_path / "table.txt", {"ddl": ddl}, title="", unit="nats")
 
 
 def test_one_learner_with_outer_steps_that_change_nothing_is_plain_training() -> None:

@@ -8,7 +8,7 @@ import torch
 
 from ddl.config import GateSettings, HealthSettings, KeepSettings, RoundSettings, Section
 from ddl.core import events as e
-from ddl.protocol.records import Handin, LogRecord, Order, Request, RequestKind
+from ddl.protocol.records import Handin, Health, LogRecord, Order, Request, RequestKind
 from tests.lockstep.coordinator import Coordinator
 from tests.lockstep.runner import Run, checked, infos, settings_of
 from tests.lockstep.scripted import Scripted
@@ -88,6 +88,7 @@ def test_a_rollback_takes_an_earlier_version_up_again(num_fragments: int) -> Non
     assert (record.line, record.state) == (1, "running")
     assert record.global_version >= before + 1
     assert record.progress == there.progress
+    assert run.log.health == Health(), "what is known is of the model that was given up"
     for head, step in zip(there.fragments, record.fragments, strict=True):
         assert (step.published, step.outer) == (head.published, head.outer)
     run.go(commits=record.global_version + 3 * num_fragments)

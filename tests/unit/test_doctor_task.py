@@ -39,12 +39,13 @@ def test_a_task_file(tmp_path: Path, text: str | None, runs: bool, status: str, 
 
 @pytest.mark.parametrize("digest", ["warn", "refuse"])
 def test_another_file_than_the_runs(tmp_path: Path, digest: Literal["warn", "refuse"]) -> None:
-    """It may be meant, unless the run says otherwise; the run's own file is fine."""
+    """It may be meant, unless the run refuses it, as it would a learner; the run's own file is fine."""
     file = tmp_path / "task.py"
     file.write_text(GOOD)
     run = run_record(config.replace(Settings(), {"task.digest": digest}))
     other = check_task(file, run, runs=False)
-    assert (other.status, "differs from the one" in other.text) == ("warn", True)
+    assert other.status == ("fail" if digest == "refuse" else "warn")
+    assert "differs from the one" in other.text
     assert ("lets no other in" in other.text) == (digest == "refuse")
     own = check_task(file, replace(run, task_digest=task_digest(file)), runs=False)
     assert own.status == "ok"

@@ -105,11 +105,7 @@ def _in_force(place: Place) -> tuple[Settings, Settings]:
     from ddl.coordinator.history import History
 
     if place.store_url is None:
-        registry = place.reader()
-        try:
-            entry = registry.read_entry()
-        finally:
-            registry.close()
+        entry = place.entry()
         if entry is not None:
             return entry.run.settings, entry.settings
     opened = place.find_store()

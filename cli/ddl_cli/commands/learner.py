@@ -85,7 +85,8 @@ def join(
         typer.Option(
             metavar="S",
             min=0,
-            help="Seconds to wait for a run, or its Redis, that is not started yet.",
+            help="Seconds to wait for a run, or its Redis, that is not started yet; 10 at most "
+            "for a run that is over to be started again.",
         ),
     ] = JOIN_WAIT_S,
     takeover: Annotated[

@@ -79,11 +79,7 @@ def _check(place: Place, values: Mapping[str, config.Scalar]) -> None:
 
     Raises: ConfigError, RegistryError.
     """
-    registry = place.reader()
-    try:
-        entry = registry.read_entry()
-    finally:
-        registry.close()
+    entry = place.entry()
     if entry is not None:
         config.replace(entry.settings, values)
 

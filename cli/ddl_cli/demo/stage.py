@@ -141,7 +141,9 @@ class Stage:
         seen = snapshot(self._registry.view(num_facts=EVENTS_READ))
         if seen is None:
             return None
-        troubles = seen.troubles if seen.run.global_version else ()
+        troubles = seen.troubles
+        if not seen.run.global_version:
+            troubles = tuple(one for one in troubles if one.name != "rounds.below_quorum")
         events = tuple(filterfalse(_is_chosen, seen.events))
         return replace(seen, events=events, troubles=troubles)
 
