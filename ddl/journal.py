@@ -82,8 +82,9 @@ class Troubles:
     """What does not work now and is tried again, by subject; safe to use from several threads.
 
     Each is told when it begins, every `REMIND_S` while it lasts, and when it is over: never once a
-    try. One that comes and goes is told again only if it lasts, for `LASTS_S` within `REMIND_S`. A subject is a plural such as "spool writes", which names the facts, too:
-    `spool_writes.failed` and `spool_writes.recovered`.
+    try. One that comes and goes is told again only if it lasts, for `LASTS_S` within `REMIND_S`. A
+    subject is a plural such as "spool writes", which names the facts, too: `spool_writes.failed` and
+    `spool_writes.recovered`.
     """
 
     def __init__(self, journal: Journal, clock: Clock) -> None:

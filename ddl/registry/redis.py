@@ -94,8 +94,9 @@ class StreamWaiter:
     """Waits until something is appended to a short stream; used by one thread, save `interrupt`.
 
     What is compared is the id of the newest entry, for being another one: so a stream that was
-    trimmed, flushed or set back by a failover is noticed too, when the wait is over at the latest. redis-py's own blocking call is not
-    used: it ends by the socket's time-out, asks again, and made 59 s of an idle wait of 7 s.
+    trimmed, flushed or set back by a failover is noticed too, when the wait is over at the latest.
+    redis-py's own blocking call is not used: it ends by the socket's time-out, asks again, and made
+    59 s of an idle wait of 7 s.
     """
 
     def __init__(self, options: Mapping[str, Any], where: str, stream: str) -> None:

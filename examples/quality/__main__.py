@@ -6,7 +6,8 @@
     just quality real --learners 3 --steps 600                          processes, beside learners alone
     just quality vision --steps 600                                     digits, by a net with BatchNorm
 
-`--plot FILE` draws a table: curves, and where each seed ended. Results lie in `build/quality`, a file a cell: a table that was stopped goes on where it was.
+`--plot FILE` draws a table: curves, and where each seed ended. Results lie in `build/quality`, a file
+a cell: a table that was stopped goes on where it was.
 """
 
 from __future__ import annotations

@@ -11,7 +11,8 @@ their own; `steps_ratio` is the median over the rounds of with / without.
   is the share of the time that the loop spends in `Learner.step`.
 * `link_100mbit`: the same with a model of 2.4M parameters in fp32 and both directions of the learner's
   link capped; `ddl plan` says that this link keeps up, and how much of it the run needs.
-* `cpu_bound`: three loops that compute all the time, on the same cores as all the rest.
+* `cpu_bound`: three loops that compute all the time, on the same cores as all the rest. The batch is
+  chosen so that a step takes 26 ms alone, whatever machine this is; `cpu_bound.step_ms` is what it takes.
 """
 
 from __future__ import annotations
@@ -38,7 +39,9 @@ LINK_WIDTH = 890
 LINK = (*GPU, "--width", str(LINK_WIDTH))
 LINK_MBIT = 100.0
 FRAGMENTS = 4
-CPU = ("--wait-s", "0", "--batch", "640")
+CPU_STEP_S = 0.026
+CPU_BATCH = 640
+"""Takes about `CPU_STEP_S` on the slowest host seen; where the calibration begins."""
 
 
 class Measured(NamedTuple):
@@ -153,6 +156,20 @@ def compare(
     return ratio, with_, without
 
 
+def cpu_step() -> tuple[Sequence[str], float]:
+    """A step that computes for about `CPU_STEP_S` when it has a core of its own, and what it takes."""
+
+    def step(batch: int) -> Sequence[str]:
+        return "--wait-s", "0", "--batch", str(batch)
+
+    def alone_s(batch: int) -> float:
+        loop = (*step(batch), "--warm-s", "1", "--seconds", "4")
+        return 1 / side_by_side([loop]).steps_per_s
+
+    batch = round(CPU_BATCH * CPU_STEP_S / alone_s(CPU_BATCH))
+    return step(batch), alone_s(batch)
+
+
 def planned_link() -> tuple[float, bool]:
     """What `ddl plan` says of the shaped link: the share of it that is used, and whether that is enough."""
     link = LINK_MBIT * 1e6 / 8
@@ -186,7 +203,9 @@ def main() -> int:
     figures["link_100mbit.keeps_up"] = Figure(float(keeps_up), "", 1.0)
     figures["link_100mbit.steps_ratio"] = Figure(ratio, "ratio", 0.98)
     figures["link_100mbit.stall_ratio"] = Figure(ours.stall_ratio, "ratio", 0.01, at_most=True)
-    ratio, ours, plain = compare(asked, CPU, num=3)
+    step, step_s = cpu_step()
+    ratio, ours, plain = compare(asked, step, num=3)
+    figures["cpu_bound.step_ms"] = Figure(1e3 * step_s, "ms")
     figures["cpu_bound.steps_ratio"] = Figure(ratio, "ratio", 0.92)
     figures["cpu_bound.plain_steps_per_s"] = Figure(plain.steps_per_s, "1/s")
     figures["cpu_bound.background_ms_per_step"] = Figure(1e3 * ours.cpu_per_step_s, "ms")

@@ -2,7 +2,8 @@
 
 Three learners with steps of 50 ms, all settings at their defaults, on a Redis and a directory of this
 machine. In each round a learner is killed and started again 5 s later, then the coordinator, then
-Redis is emptied, then the coordinator is killed while a standby waits. Processes are started anew with all their imports. At the end the books are checked.
+Redis is emptied, then the coordinator is killed while a standby waits. Processes are started anew
+with all their imports. At the end the books are checked.
 
 A start is mostly the import of torch and its optimizers. So beside the seconds, which mean little on
 a busy machine, stand the CPU seconds of the new process, and their ratio to those of a process that

@@ -1,6 +1,7 @@
 """Break each promise by hand, in a copy of the project, and see that its test then fails.
 
-`just promises --broken [NUMBER ...]` does. Exit code 1 if a test passes all the same: it would not notice a broken promise.
+`just promises --broken [NUMBER ...]` does. Exit code 1 if a test passes all the same: it would not
+notice a broken promise.
 """
 
 from __future__ import annotations
