@@ -18,6 +18,7 @@ their own; `steps_ratio` is the median over the rounds of with / without.
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -61,7 +62,8 @@ class Measured(NamedTuple):
 def side_by_side(commands: Sequence[Sequence[str]]) -> Measured:
     """Run the loops at the same time, each in a process of its own."""
     with ExitStack() as stack:
-        processes = [stack.enter_context(_process(command)) for command in commands]
+        spool = stack.enter_context(tempfile.TemporaryDirectory())
+        processes = [stack.enter_context(_process(command, spool)) for command in commands]
         for process in processes:
             assert process.stdout is not None
             if process.stdout.readline().strip() != "ready":
@@ -90,9 +92,10 @@ def _summary(found: Sequence[dict[str, Any]]) -> Measured:
 
 
 @contextmanager
-def _process(arguments: Sequence[str]) -> Iterator[subprocess.Popen[str]]:
+def _process(arguments: Sequence[str], spool: str) -> Iterator[subprocess.Popen[str]]:
     process = subprocess.Popen(
         [sys.executable, loops.__file__, *arguments],
+        env=os.environ | {"DDL_SPOOL": spool},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
