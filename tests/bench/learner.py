@@ -42,7 +42,7 @@ LINK_MBIT = 100.0
 FRAGMENTS = 4
 CPU_STEP_S = 0.026
 CPU_BATCH = 640
-"""Takes about `CPU_STEP_S` on the slowest host seen; where the calibration begins."""
+"""Samples a step, where the search for such a step begins."""
 
 
 class Measured(NamedTuple):
