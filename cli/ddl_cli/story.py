@@ -74,6 +74,13 @@ class Sources(NamedTuple):
         """The newest global version."""
         return self.records[-1].global_version if self.records else 0
 
+    @property
+    def learners(self) -> list[str]:
+        """All that have a receipt or are registered, sorted."""
+        registered = [one.id for one in self.shown.learners] if self.shown is not None else []
+        heard = {receipt.learner for record in self.records for receipt in record.receipts}
+        return sorted(heard.union(registered))
+
 
 # ---- a contribution -----------------------------------------------------------------------------
 

@@ -221,7 +221,7 @@ def _learners(shown: RunSnapshot) -> Iterator[Trouble]:
         if is_short and one.id in bad:
             yield _refused_and_needed(one, shown.run, num_good=num_good)
         else:
-            yield from _learner(one, shown.run.name)
+            yield from _learner(one, shown)
 
 
 def _refused_since(facts: Iterable[Fact], at: float) -> set[str]:
@@ -255,7 +255,7 @@ def _refused_and_needed(one: LearnerView, run: RunView, *, num_good: int) -> Tro
     )
 
 
-def _learner(one: LearnerView, run: str) -> Iterator[Trouble]:
+def _learner(one: LearnerView, shown: RunSnapshot) -> Iterator[Trouble]:
     def trouble(name: str, what: str, cure: str, since_at: float | None) -> Trouble:
         return Trouble(
             name=name, alarm=False, what=what, cure=cure, since_at=since_at, learners=(one.id,)
@@ -263,7 +263,7 @@ def _learner(one: LearnerView, run: str) -> Iterator[Trouble]:
 
     error = f": {one.error}" if one.error else ""
     if _is_kicked(one):
-        allow = f"`ddl learner allow {run} {one.id}` lets it in again"
+        allow = f"`ddl learner allow {shown.run.name} {one.id}` lets it in again"
         cure = f"{allow}, when it is started there" if one.state == "left" else allow
         yield trouble("learner.kicked", f"{one.id} was {one.aside}", cure, one.since_at)
     elif one.state == "left" and one.error:
@@ -272,7 +272,7 @@ def _learner(one: LearnerView, run: str) -> Iterator[Trouble]:
     elif one.state == "gone":
         what = f"{one.id} on {one.host} is gone without a word{error}"
         cure = "start it again under the same id, and it takes up what it had spooled"
-        yield trouble("learner.gone", what, cure, one.since_at)
+        yield trouble("learner.gone", what, cure, shown.taken_at - one.beat_age_s)
     elif one.state == "stalled":
         what = f"{one.id} beats but takes no step, so no round waits for it{error}"
         cure = "look at its log: a step that hangs, or data that does not come"

@@ -165,7 +165,7 @@ def clients(info: Mapping[str, Any]) -> Check:
 def persistence(info: Mapping[str, Any], save_rules: str | None) -> Check:
     """`save_rules` None: the server does not tell.
 
-    A run survives a server that forgets: it is rebuilt from the log. It costs a round or two.
+    A run survives a server that forgets: it is rebuilt from the log, and learners announce again.
     """
     name = "redis.persistence"
     for field in ("aof_last_write_status", "rdb_last_bgsave_status"):
@@ -182,8 +182,9 @@ def persistence(info: Mapping[str, Any], save_rules: str | None) -> Check:
     seen = "appendonly is off and no snapshots are set" if save_rules == "" else "appendonly is off"
     return warn(
         name,
-        f"{seen}: after a restart it is empty; a run goes on from its log, its open rounds are lost",
-        "CONFIG SET appendonly yes (and in its configuration file)",
+        f"{seen}: after a restart it is empty, and what it held is written anew from the run's log, "
+        "which costs seconds, and no work",
+        "It will do; to be spared that: CONFIG SET appendonly yes (and in its configuration file)",
     )
 
 

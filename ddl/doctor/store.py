@@ -186,8 +186,9 @@ def latency(times_s: Iterator[float]) -> Check:
     """`times_s`: how long single small requests took. Raises: StoreError from its iteration."""
     name = "store.latency"
     taken = list(times_s)
-    text = f"{statistics.median(taken) * 1e3:.1f} ms a request (at most {max(taken) * 1e3:.1f} ms)"
-    if statistics.median(taken) < LATENCY_WARN_S:
+    usual_s = statistics.median(taken)
+    text = f"{usual_s * 1e3:.3g} ms a request (at most {max(taken) * 1e3:.3g} ms)"
+    if usual_s < LATENCY_WARN_S:
         return ok(name, text)
     return warn(name, text, "Take a store nearer to the machines, or rounds will wait for records")
 

@@ -32,6 +32,10 @@ def check_task(file: Path, run: RunRecord | None, *, runs: bool) -> Check:
             return fail(
                 NAME, f"{differs}, which lets no other in (task.digest)", "Use the same file"
             )
-        return warn(NAME, differs, "Use the same file, if the difference is not meant")
+        return warn(
+            NAME,
+            f"{differs}; with another model in it, the run refuses it",
+            "Use the same file; for another model, another run.name",
+        )
     runs_well = " can be imported and defines `build`" if runs else " can be read"
     return ok(NAME, str(file) + runs_well)

@@ -138,9 +138,12 @@ class Voice:
             version = machine.head.global_version if machine.head else 0
             step, waiting = machine.local_steps, machine.num_uploading
             lost = round(machine.work("in_u").tokens)
+            is_used_up = machine.merged_fraction() >= 1
         kept = "" if self._session.troubles.seconds(SPOOL) else ", kept in the spool"
         not_sent = f"; {counted(waiting, 'contribution')} not uploaded{kept}" if waiting else ""
         left = f"; {lost:,} tokens were not handed in, and are lost" if lost else ""
+        if lost and is_used_up:
+            left = f"; {lost:,} tokens are more than the run's budget takes"
         self._session.journal.tell(
             "learner.ended",
             f"{self._session.learner} ends after {counted(step, 'step')}, the run is at version "

@@ -237,6 +237,7 @@ def test_what_the_run_never_had_is_two(log: Log, store: LocalStore, words: tuple
     assert run.returncode == 2
     assert words[1] in run.stderr
     assert ("Its versions are 0 to 2" in run.stderr) == (words == ("version", "9"))
+    assert ("It has anna, bert" in run.stderr) == (words[0] == "learner")
     assert run.stdout == ""
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import os
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from rich.console import Console
 from rich.text import Text
 
 from ddl.core.snapshot import snapshot
@@ -17,6 +19,7 @@ from ddl_cli.view.curve import chart, curve
 from ddl_cli.view.head import done_ratio, head, summary
 from ddl_cli.view.look import Look, Page
 from ddl_cli.view.pages import Frame, printed, rows_of, screenful
+from ddl_cli.view.paper import canvas as canvas_of
 from ddl_cli.view.paper import speaks_unicode
 from ddl_cli.view.text import Canvas
 from ddl_cli.view.trail import Rates
@@ -75,6 +78,15 @@ def test_what_is_piped_is_whole_and_never_wrapped() -> None:
     check_golden("status-printed", lines)
     assert any(len(line) > 140 for line in lines)
     assert any(line.startswith("learner") and line.endswith("host") for line in lines)
+
+
+@pytest.mark.parametrize(("columns", "width"), [("50", 50), ("3", 20), ("wide", None), ("", None)])
+def test_columns_is_the_width_where_there_is_no_window(
+    monkeypatch: pytest.MonkeyPatch, columns: str, width: int | None
+) -> None:
+    """Who sets it for a pipe wants lines of that width."""
+    monkeypatch.setenv("COLUMNS", columns)
+    assert canvas_of(Console(file=io.StringIO())).width == width
 
 
 @pytest.mark.parametrize("width", [20, 30, 40, 60, 80, 120, 200])

@@ -569,7 +569,8 @@ def test_rm_deletes_a_run_that_is_at_rest(
     learner.leave()
     for answer in ("", "n\n"):  # nobody is there to answer; no
         monkeypatch.setattr(sys, "stdin", io.StringIO(answer))
-        assert ddl("rm", address).code == 1
+        told = ddl("rm", address)
+        assert (told.code, "`--yes` deletes it unasked" in told.err) == (4, True), told
         assert History(store, RUN).run_record() is not None
     monkeypatch.setattr(sys, "stdin", io.StringIO("y\n"))
     told = ddl("rm", address)

@@ -96,7 +96,7 @@ def test_a_rollback_lands_on_what_is_kept_and_sweeps_go_on(
         learner = ScriptedLearner(redis_url, store)
         learner.contribute(24)
         said = ddl("rollback", address, "--to", "10", "--why", "it was better")
-        assert (said.code, said.out) == (0, f"{RUN} is at version 10 again, now version 25\n")
+        assert (said.code, said.out) == (0, f"{RUN} goes on from version 10, as its version 25\n")
         refused = ddl("rollback", address, "--to", "7")
         assert refused.code == 4
         assert "version 7 is not kept: keep.versions = 2 and keep.every = 10" in refused.err

@@ -174,6 +174,16 @@ def test_the_last_word_says_what_is_left_behind(speaker: Speaker, spool_fails: b
     )
 
 
+def test_what_is_beyond_the_budget_is_not_called_lost(speaker: Speaker) -> None:
+    """The run has merged as many tokens as it was to: what is trained beyond that is nobody's loss."""
+    speaker.machine.started = True
+    speaker.machine.on_step(10)
+    speaker.machine.head = replace(head(4), progress=1000.0)
+    speaker.voice.left("the run is over")
+    (last,) = speaker.said()
+    assert last["text"].endswith("the run is over; 10 tokens are more than the run's budget takes")
+
+
 @pytest.mark.parametrize(
     ("life", "since"), [(1, ""), (3, " since it came back as life 3")], ids=["new", "back"]
 )

@@ -53,7 +53,9 @@ def explain(
     lines = tuple(sorted(_tell(kind, name, sources), key=_order))
     if not lines:
         hint = "`ddl events` and `ddl status` name those that there are"
-        if kind is Kind.ROUND and name.isdecimal() and int(name) <= sources.newest_version:
+        if kind is Kind.LEARNER and (learners := sources.learners):
+            hint = f"It has {', '.join(learners)}"
+        elif kind is Kind.ROUND and name.isdecimal() and int(name) <= sources.newest_version:
             cure = f"`ddl explain {place.typed} version {name}`"
             hint = f"No round made version {name}: {cure} tells what"
         elif kind is Kind.VERSION:

@@ -67,8 +67,8 @@ def rm(
         what = _what(place, opened, remains, num_keys, spools)
         if not force:
             _check_at_rest(place, view)
-        if not yes:
-            typer.confirm(f"Delete {place.run} for good: {what}?", abort=True, err=True)
+        if not yes and not _agreed(f"Delete {place.run} for good: {what}?"):
+            raise RefusedError(f"{place.run} stays as it is", hint="`--yes` deletes it unasked")
         if opened is not None and remains.keys:
             with bars() as tick:
                 who = getpass.getuser()
@@ -85,6 +85,15 @@ def rm(
     typer.echo(f"{place.run} is deleted: {what}")
     if kept:
         typer.echo(kept, err=True)
+
+
+def _agreed(question: str) -> bool:
+    """Ask for a yes; False where nobody is there to give it."""
+    try:
+        return typer.confirm(question, err=True)
+    except typer.Abort:  # no terminal, or Ctrl-C
+        typer.echo(err=True)
+        return False
 
 
 def _find_store(place: Place) -> Store | None:

@@ -33,7 +33,8 @@ def status(
 ) -> None:
     """Show a run: what is wrong with it, its learners, open rounds, loss and newest events.
 
-    On a terminal this is a live view, until the run ends, q or Ctrl-C; ? tells the other keys.
+    On a terminal this is a live view, until the run ends, q or Ctrl-C; ? tells the other keys, and
+    what the words mean.
 
     If Redis does not answer, or does not know the run, and a store is named,
     what the log in the store tells is shown instead.

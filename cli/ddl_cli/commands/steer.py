@@ -104,4 +104,4 @@ def rollback(
     place = resolve(run, redis=redis)
     wish = Request(id="", kind="rollback", who="", why=why, version=to)
     head = ask(place, wish, timeout_s=timeout)
-    typer.echo(f"{place.run} is at version {to} again, now version {head.global_version}")
+    typer.echo(f"{place.run} goes on from version {to}, as its version {head.global_version}")

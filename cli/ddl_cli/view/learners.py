@@ -9,7 +9,7 @@ from rich.text import Text
 
 from ddl.core.membership import PRESENT
 from ddl.core.snapshot import tokens_per_s
-from ddl.protocol.records import LearnerView, RunSnapshot
+from ddl.protocol.records import HandinId, LearnerView, RunSnapshot
 from ddl_cli.units import short_number, short_time
 from ddl_cli.view.curve import bar
 from ddl_cli.view.text import (
@@ -46,8 +46,10 @@ def _last(one: LearnerView, now: float) -> str:
     if one.last is None:
         return UNKNOWN
     late = f" {one.last.staleness} late" if one.last.staleness else ""
+    life = HandinId.parse(one.last.id).incarnation
+    former = f" in life {life}" if life < one.incarnation else ""
     age = "" if one.last.at is None else f" {short_time(now - one.last.at)} ago"
-    return one.last.fate + late + age
+    return one.last.fate + late + former + age
 
 
 def _last_style(one: LearnerView) -> str:

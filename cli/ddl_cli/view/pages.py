@@ -172,9 +172,10 @@ COLUMNS: Final = (
     ("step, tokens", "of this life only; share and the ledger count all lives"),
     ("share", "of the tokens merged lately"),
     ("last hand-in", "its fate, and how many versions it came late"),
-    ("behind", "versions it has not adopted, of its most outdated fragment"),
+    ("holds, behind", "versions it trains on; how many its oldest fragment lacks"),
     ("stall", "share of its time that training spends inside ddl"),
     ("goodput", "share of learners' time, less pauses, whose work is kept"),
+    ("outer step", "length (L2) of the newest one, which is one fragment's"),
     ("agreement", "of contributions with their mean: 1 is the same direction"),
     ("with momentum", "+1: outer steps go on as before; -1: they take it back"),
 )

@@ -15,8 +15,9 @@ LEAST_WIDTH: Final = 20
 
 
 def canvas(console: Console) -> Canvas:
-    """As wide as the window; without end where there is none."""
-    width = max(console.width, LEAST_WIDTH) if console.is_terminal else None
+    """As wide as the window, or as COLUMNS says; without end where there is neither."""
+    is_known = console.is_terminal or os.environ.get("COLUMNS", "").isdecimal()
+    width = max(console.width, LEAST_WIDTH) if is_known else None
     return Canvas(width, ascii=not speaks_unicode(console.encoding, os.environ))
 
 
