@@ -25,6 +25,7 @@ from typing import Final, Literal, TypeVar
 from ddl.clock import Clock, ServerClock
 from ddl.config import Scalar
 from ddl.coordinator.found import find_contributions
+from ddl.coordinator.heap import Heap
 from ddl.coordinator.history import History
 from ddl.coordinator.lease import LeaseKeeper
 from ddl.coordinator.mirror import Mirror
@@ -143,6 +144,7 @@ class Service:
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="write")
         self._sweeper = ThreadPoolExecutor(1, thread_name_prefix="sweep")
         self._sweeping = False
+        self._heap = Heap(clock)
         self._is_in_question = False
         self._is_removed = False
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="watch")
@@ -469,6 +471,7 @@ class Service:
         else:
             self._journal.forget("sweep")
         finally:
+            self._heap.give_back()
             self._sweeping = False
 
     def _check_closing(self) -> None:
