@@ -95,7 +95,7 @@ def _coordinator(shown: RunSnapshot) -> Iterator[Trouble]:
     yield Trouble(
         name="coordinator.gone",
         alarm=True,
-        what=f"nothing is merged{', learners train on meanwhile' if meanwhile else ''}: {what}",
+        what=f"nothing is merged{', learners train on and keep that in memory' if meanwhile else ''}: {what}",
         cure=cure,
         since_at=since_at,
     )

@@ -175,7 +175,9 @@ def test_no_coordinator() -> None:
     """Since its last sign of life, with the command that starts one."""
     trouble = troubles(**GONE, facts=(merged(12, 14, 0, "anna/1/f0/8"),))["coordinator.gone"]
     assert trouble.alarm
-    assert trouble.what == "nothing is merged, learners train on meanwhile: no coordinator is alive"
+    assert trouble.what == (
+        "nothing is merged, learners train on and keep that in memory: no coordinator is alive"
+    )
     alone = troubles(**GONE, learners={}, beats={})["coordinator.gone"]
     assert alone.what == "nothing is merged: no coordinator is alive"
     assert trouble.cure == "start one: `ddl coordinator start run.toml`"
