@@ -2,7 +2,7 @@
 
 glibc keeps what was freed between things that live on, in every thread's heap, and hardly uses it
 again where many threads take turns. With 512 learners a coordinator grew by 67 MB in 1,000 rounds
-like that, without one object more (`just bench scale --rounds 250`).
+(`just bench scale --rounds 250`), though Python held no object more.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ GIVE_BACK_S: Final = 10.0
 _trim: Callable[[int], int] | None
 try:
     _trim = ctypes.CDLL(None).malloc_trim
-except (AttributeError, OSError):  # macOS, musl: their malloc gives back by itself, or never
+except (AttributeError, OSError):  # only glibc has it
     _trim = None
 
 

@@ -91,11 +91,12 @@ def _coordinator(shown: RunSnapshot) -> Iterator[Trouble]:
         cure = "it goes on by itself once that is mended; or start one on another machine"
     elif last is not None and last.name == "lease.released":
         what, since_at = f"the coordinator has ended; {last.text}", last.at
-    meanwhile = any(one.state == "training" for one in shown.learners)
+    trains = any(one.state == "training" for one in shown.learners)
+    meanwhile = ", learners train on and keep that in memory" if trains else ""
     yield Trouble(
         name="coordinator.gone",
         alarm=True,
-        what=f"nothing is merged{', learners train on and keep that in memory' if meanwhile else ''}: {what}",
+        what=f"nothing is merged{meanwhile}: {what}",
         cure=cure,
         since_at=since_at,
     )
